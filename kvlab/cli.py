@@ -1,0 +1,226 @@
+"""The command `kvlab` (also `python -m kvlab`): demo, generate, doctor, and the twins of the make targets.
+
+Each command imports what it needs when it runs, so that `kvlab --help` starts at once and works without
+torch. A ValueError is the user's to mend, so it is shown as one red line and the exit code is 2; any other
+error is ours and keeps its traceback.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+import kvlab
+
+app = typer.Typer(
+    help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+PASS_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+}  # the rest of the line goes to pytest, ruff, ...
+ENGINE, LABS = "Engine", "For work on kvlab"
+
+
+def main() -> None:
+    """The console script: run a command, and turn a ValueError into one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # an old Windows console lacks the Chinese terms
+    try:
+        app(prog_name="kvlab")
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _fail(message: str, code: int = 2) -> NoReturn:
+    from rich.console import Console
+
+    line = " ".join(message.split())
+    Console(stderr=True).print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise SystemExit(code)
+
+
+@contextmanager
+def _engine_extra() -> Iterator[None]:
+    """Answer a missing package of the engine extra with the command that gets it."""
+    from kvlab.doctor import LOOKED_AT, pip_command
+
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in LOOKED_AT["engine"]:
+            raise
+        _fail(f"the engine needs {package}, which is not installed. Type: {pip_command('engine')}")
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"kvlab {kvlab.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo() -> None:
+    """The tour: one workload through three ways of managing the KV cache, live."""
+    with _engine_extra():
+        from kvlab.demo import run
+
+        run()
+
+
+@app.command()
+def generate(
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="One or more, each its own request.")
+    ],
+    model: Annotated[str, typer.Option(help="'tiny' (shipped), a model's folder, or a hub id.")] = "tiny",
+    max_tokens: Annotated[int, typer.Option(help="Outputs at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="In (0, 1]; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
+    n: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
+    chat: Annotated[bool, typer.Option(help="Put the prompt into the model's chat template, or not.")] = True,
+    stream: Annotated[bool, typer.Option("--stream", help="Show the text as it comes (one prompt).")] = False,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per block.", rich_help_panel=ENGINE)] = None,
+    num_gpu_blocks: Annotated[
+        int | None, typer.Option(help="Blocks in the pool.", rich_help_panel=ENGINE)
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Seats.", rich_help_panel=ENGINE)] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="The token budget of a step.", rich_help_panel=ENGINE)
+    ] = None,
+    swap_space: Annotated[
+        float | None, typer.Option(help="GiB of CPU memory for swapped blocks.", rich_help_panel=ENGINE)
+    ] = None,
+    no_prefix_caching: Annotated[
+        bool, typer.Option("--no-prefix-caching", help="Share no prefixes.", rich_help_panel=ENGINE)
+    ] = False,
+) -> None:
+    """Generate text: the answers go to stdout, everything else to stderr."""
+    from kvlab import SamplingParams
+
+    if stream and (len(prompts) > 1 or n > 1):
+        raise ValueError(
+            f"--stream shows one text: give one prompt and n = 1, not {len(prompts)} and n = {n}"
+        )
+    params = SamplingParams(
+        n=n, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens
+    )
+    options: dict[str, Any] = {
+        "block_size": block_size,
+        "num_gpu_blocks_override": num_gpu_blocks,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "swap_space": swap_space,
+        "enable_prefix_caching": False if no_prefix_caching else None,
+    }
+    conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    with _engine_extra():
+        from kvlab import LLM
+
+        llm = LLM(model=model, **{name: value for name, value in options.items() if value is not None})
+        if stream:
+            _show_stream(llm.stream(conversations[0] if chat else prompts[0], params))
+        else:
+            _show(prompts, llm.chat(conversations, params) if chat else llm.generate(prompts, params))
+
+
+def _show_stream(deltas: Iterable[Any]) -> None:
+    error = None
+    for delta in deltas:
+        print(delta.text, end="", flush=True)
+        error = error or delta.error
+    print()
+    if error:
+        _fail(error, code=1)
+
+
+def _show(prompts: list[str], outputs: list[Any]) -> None:
+    """The texts on stdout; prompts (where there are several) and figures on stderr."""
+    from rich.console import Console
+
+    notes = Console(stderr=True, highlight=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        if len(prompts) > 1:
+            notes.print(prompt, style="bold cyan", markup=False)
+        for number, completion in enumerate(output.outputs, 1):
+            if len(output.outputs) > 1:
+                notes.print(f"{number} of {len(output.outputs)}", style="dim")
+            print(completion.text, flush=True)
+        tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        ends = ", ".join(dict.fromkeys(str(completion.finish_reason) for completion in output.outputs))
+        notes.print(f"{tokens} tokens, {output.num_cached_tokens} cached, ended by: {ends}\n", style="dim")
+    if errors := [output.error for output in outputs if output.error]:
+        _fail("; ".join(errors), code=1)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """What this machine can run, what is missing, and how to get it."""
+    from kvlab.doctor import run
+
+    run(as_json)
+
+
+@app.command(context_settings=PASS_ON, rich_help_panel=LABS)
+def test(context: typer.Context) -> None:
+    """Run the tests without the slow ones (make test)."""
+    _pytest("-m", "not slow", *context.args)
+
+
+@app.command(context_settings=PASS_ON, rich_help_panel=LABS)
+def test_all(context: typer.Context) -> None:
+    """Run all tests, long fuzzing too (make test-all)."""
+    _pytest(*context.args)
+
+
+@app.command(context_settings=PASS_ON, rich_help_panel=LABS)
+def lab(context: typer.Context) -> None:
+    """Open JupyterLab on labs/ (make lab)."""
+    _run_module("jupyterlab", "labs", "--ServerApp.root_dir=labs", *context.args)
+
+
+@app.command(context_settings=PASS_ON, rich_help_panel=LABS)
+def lint(context: typer.Context) -> None:
+    """Check the code with ruff (make lint)."""
+    _run_module("ruff", "lint", "check", ".", *context.args)
+
+
+def _pytest(*arguments: str) -> None:
+    # Two workers with as many torch threads as cores each would wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _run_module("pytest", "test", "-n", "2", *arguments)
+
+
+def _run_module(module: str, extra: str, *arguments: str) -> None:
+    """`python -m module arguments` in the repository's folder; its exit code becomes ours."""
+    from kvlab.doctor import checkout, pip_command
+
+    root: Path | None = checkout()
+    if root is None:
+        raise ValueError(
+            "this command works on the repository, and kvlab was installed without it: clone it first"
+        )
+    if find_spec(module) is None:
+        raise ValueError(f"{module} is not installed. Type: {pip_command(extra)}")
+    raise typer.Exit(subprocess.run([sys.executable, "-m", module, *arguments], cwd=root).returncode)

@@ -1,0 +1,81 @@
+"""All settings of an engine in one place, checked when made. Names are vLLM's wherever it has one."""
+
+from dataclasses import dataclass
+
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(kw_only=True)
+class EngineConfig:
+    """Settings that the scheduler, the manager and the engine share.
+
+    block_size: tokens per KV block (L33 2.2).
+    num_gpu_blocks_override: blocks in the pool, null block included; None sizes the pool from memory (PAV 3.1).
+    gpu_memory_utilization: share of memory the engine may use, in (0, 1].
+    swap_space: CPU memory for swapped-out K/V, GiB; num_cpu_blocks_override says it in blocks.
+    max_model_len: longest sequence, prompt and outputs; None is what model and pool allow.
+    max_num_seqs: seats: sequences that run at once.
+    max_num_batched_tokens: the token budget of one step (L33 4.3).
+    enable_chunked_prefill: let a prompt be computed over several steps (L33 4.2).
+    long_prefill_token_threshold: at most so many tokens of one prompt in a step; 0 is no limit but the budget.
+    enable_prefix_caching: share and keep full blocks of equal prefixes (L33 6).
+    batching: "continuous" (L33 3.2), or "static", which lets nobody in until the whole batch has finished (3.1).
+    reservation: "paged", or "contiguous", which reserves consecutive blocks for max_model_len at admission (L33 1).
+    seed: where the seeds of requests that bring none come from.
+    """
+
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.9
+    swap_space: float = 0.0
+    num_cpu_blocks_override: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    batching: str = "continuous"
+    reservation: str = "paged"
+    seed: int = 0
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+
+    def __post_init__(self):
+        at_least = [
+            ("block_size", 1, "a block holds at least 1 token; 16 is usual"),
+            ("num_gpu_blocks_override", 2, "the null block and at least one more"),
+            ("num_cpu_blocks_override", 0, "0 is no swap space"),
+            ("max_model_len", 2, "a prompt of 1 token and 1 output"),
+            ("max_num_seqs", 1, "at least one sequence must run"),
+            ("max_num_batched_tokens", 1, "a step computes at least 1 token"),
+            ("long_prefill_token_threshold", 0, "0 is no limit"),
+        ]
+        for name, least, why in at_least:
+            value = getattr(self, name)
+            if value is None and name.endswith(("override", "max_model_len")):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} is {value!r}: use a whole number >= {least} ({why})")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization!r}: use a share in (0, 1], such as 0.9"
+            )
+        if self.swap_space < 0:
+            raise ValueError(f"swap_space is {self.swap_space!r} GiB: use 0 for none, or a positive number")
+        choices = [
+            ("batching", ("continuous", "static")),
+            ("reservation", ("paged", "contiguous")),
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", DTYPES),
+        ]
+        for name, allowed in choices:
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(allowed)}")
+        if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill a prompt must fit one step: max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}) must be at least max_model_len ({self.max_model_len})"
+            )

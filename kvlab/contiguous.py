@@ -1,0 +1,57 @@
+"""The same manager over a contiguous arena: how engines kept K/V before paging (L33 1).
+
+A request reserves consecutive block ids for the longest sequence it could become, when it is admitted, and
+keeps them to its end. The engine above and the kernels below cannot tell the difference, so one engine
+shows what reservation costs: admission starves although most reserved slots are empty (L33 1.1, 1.3), and
+a hole that is too short is of no use (L33 1.2). Nothing can be shared, so there is no prefix reuse either.
+"""
+
+from collections.abc import Callable, Sequence
+
+from kvlab.arena import ContiguousArena
+from kvlab.blocks import BlockTable, KVCacheBlock, cdiv
+from kvlab.events import Recorder
+from kvlab.manager import NO_BLOCKS, KVCacheManager
+
+
+class ContiguousKVCacheManager(KVCacheManager):
+    """KVCacheManager whose tables are runs of consecutive blocks, reserved whole at admission.
+
+    reserve: how many tokens to reserve for a request: a number for all, or a function of the request.
+    arena: places the runs; a replacement for ours (lab 02) must offer allocate(owner, size) and free(owner).
+    """
+
+    def __init__(self, num_gpu_blocks: int, block_size: int, reserve: int | Callable[[object], int],
+                 arena: ContiguousArena | None = None, recorder: Recorder | None = None):  # fmt: skip
+        super().__init__(num_gpu_blocks, block_size, enable_caching=False, recorder=recorder)
+        self.arena = arena or ContiguousArena(num_gpu_blocks - 1, start=1)
+        self._reserve = reserve if callable(reserve) else lambda request: reserve
+
+    def num_blocks_to_start(self, request, num_tokens: int, hits: Sequence[KVCacheBlock]) -> int:
+        return cdiv(self._reserve(request), self.block_size)
+
+    def _start(self, request, num_new_tokens: int, hits: Sequence[KVCacheBlock]) -> list[KVCacheBlock] | None:
+        size = self.num_blocks_to_start(request, 0, hits)
+        if size * self.block_size < num_new_tokens:
+            raise ValueError(
+                f"request {request.request_id!r} reserves {size * self.block_size} slots but needs {num_new_tokens}"
+            )
+        first = self.arena.allocate(request.request_id, size)
+        if first is None:
+            return None
+        blocks = self.block_pool.blocks[first : first + size]
+        self.block_pool.touch(blocks)
+        self.req_to_blocks[request.request_id] = BlockTable(blocks)
+        return blocks
+
+    def fork(self, parent, child) -> bool:
+        """Consecutive blocks cannot be shared: the child must compute its own. Always False."""
+        return False
+
+    def swap_out(self, request) -> bool:
+        return False
+
+    def free(self, request) -> None:
+        if self.req_to_blocks.get(request.request_id, NO_BLOCKS):
+            self.arena.free(request.request_id)
+        super().free(request)

@@ -1,0 +1,24 @@
+"""The engine: scheduler, runner and sampler in one step loop (lab 13), and its front doors.
+
+    LLM (text in, text out)  ->  EngineCore.step()  ->  Scheduler.schedule() -> ModelRunner.execute() -> update
+
+EngineCore is plain Python and runs any runner, also one without a model (kvlab.sim.SlotEchoRunner).
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "EngineCore": "kvlab.engine.core",
+    "LLM": "kvlab.engine.llm",
+    "ModelRunner": "kvlab.engine.runner",
+    "CompletionOutput": "kvlab.engine.outputs",
+    "RequestOutput": "kvlab.engine.outputs",
+    "StreamDelta": "kvlab.engine.outputs",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'kvlab.engine' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

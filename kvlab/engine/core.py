@@ -1,0 +1,76 @@
+"""The step loop: the whole engine in a dozen lines, and what happens when a step fails (lab 13).
+
+    schedule()  ->  runner.execute()  ->  update_from_output()
+                          | raises
+                          v
+              one request at a time: those who fail alone end with an error, the others go on
+
+A forward only writes slots that its own requests will write again, so trying it again is harmless. The
+copies before it are not, so they are made once (`block_ops_done`); if they fail, the step is given up.
+"""
+
+from typing import Protocol
+
+from kvlab.schedule import EngineCoreOutput, Request, RequestStatus, Scheduler, SchedulerOutput
+
+
+class Runner(Protocol):
+    """Computes what the scheduler decided: kvlab.engine.ModelRunner, or a stand-in without a model."""
+
+    def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
+        """Make output.block_ops once, run one forward, return the sampled token ids by request id."""
+
+
+class EngineCore:
+    """Scheduler and runner, stepped together. One thread owns it."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner):
+        self.scheduler = scheduler
+        self.runner = runner
+
+    def add_request(self, request: Request) -> None:
+        """Queue `request`. ValueError, and nothing changed, if it can never be served."""
+        self.scheduler.add_request(request)
+
+    def abort_request(self, request_id: str) -> list[EngineCoreOutput]:
+        """End a request with all its children; unknown ids are ignored."""
+        return [EngineCoreOutput(request, []) for request in self.scheduler.finish_requests(request_id)]
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> list[EngineCoreOutput]:
+        """One step; what it brought. RuntimeError if requests wait and yet nothing could be done."""
+        output = self.scheduler.schedule()
+        if not output.scheduled and not output.preempted and self.has_unfinished_requests():
+            raise RuntimeError(
+                f"stuck: {len(self.scheduler.waiting)} requests wait, {len(self.scheduler.running)} run, and the "
+                f"step is empty; a replaced policy or block layer may never say yes"
+            )
+        failed: list[EngineCoreOutput] = []
+        try:
+            sampled = self.runner.execute(output)
+        except Exception as error:
+            if not output.block_ops_done:
+                ended = self.scheduler.fail_step(output, describe(error))
+                return [EngineCoreOutput(request, []) for request in ended]
+            sampled, failed = self._execute_one_by_one(output)
+        return failed + self.scheduler.update_from_output(output, sampled)
+
+    def _execute_one_by_one(self, output: SchedulerOutput) -> tuple[dict[str, list[int]], list[EngineCoreOutput]]:
+        """Find out who spoils the batch. Whoever fails alone ends with an error."""
+        sampled, failed = {}, []
+        for entry, table in zip(output.scheduled, output.block_tables, strict=True):
+            alone = SchedulerOutput(output.step, [entry], [table], block_ops_done=True)
+            try:
+                sampled.update(self.runner.execute(alone))
+            except Exception as error:
+                ended = self.scheduler.finish_requests(
+                    [entry[0].request_id], RequestStatus.FINISHED_ERROR, describe(error)
+                )
+                failed += [EngineCoreOutput(request, []) for request in ended]
+        return sampled, failed
+
+
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

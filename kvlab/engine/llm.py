@@ -1,0 +1,191 @@
+"""LLM: the engine's front door, in one object (vLLM's name and shape).
+
+    llm = LLM("tiny")
+    llm.generate(["What is a KV cache?"], SamplingParams(max_tokens=40))[0].outputs[0].text
+    llm.chat([{"role": "user", "content": "What is a block table?"}])
+    for delta in llm.stream("..."): print(delta.text, end="")
+
+All prompts of a call run together: what they share is computed once, and each leaves the batch as it finishes.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+
+import torch
+
+from kvlab.config import EngineConfig
+from kvlab.contiguous import ContiguousKVCacheManager
+from kvlab.engine.core import EngineCore
+from kvlab.engine.memory import check_max_model_len, plan_blocks
+from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from kvlab.engine.runner import ModelRunner
+from kvlab.engine.tokenizer import Detokenizer, Tokenizer
+from kvlab.events import Recorder
+from kvlab.model.kv_cache import KVCache
+from kvlab.model.loader import load_model, resolve_model
+from kvlab.sampling_params import SamplingParams
+from kvlab.schedule import EngineCoreOutput, Policies, Request, Scheduler
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+GREEDY = SamplingParams(temperature=0, max_tokens=128)
+
+
+class LLM:
+    """A model, its paged KV cache and the scheduler.
+
+    model: "tiny" (shipped), a folder in Hugging Face form, or a hub id.
+    policies: decisions to replace (kvlab.schedule.policies). recorder: receives every event.
+    engine_options: the fields of kvlab.EngineConfig. ValueError names an unknown or impossible one.
+    """
+
+    def __init__(self, model: str = "tiny", *, policies: Policies | None = None, recorder: Recorder | None = None,
+                 **engine_options):  # fmt: skip
+        known = {field.name for field in fields(EngineConfig)}
+        if unknown := sorted(set(engine_options) - known):
+            raise ValueError(f"unknown engine option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
+        config = self.config = EngineConfig(**engine_options)
+        folder = resolve_model(model)
+        if config.device == "auto":
+            config.device = "cuda" if torch.cuda.is_available() else "cpu"
+        backend = "torch" if config.attention_backend == "auto" else config.attention_backend
+        self.model, self.model_config = load_model(folder, dtype=config.dtype, device=config.device, backend=backend)
+        self.tokenizer = Tokenizer(folder)
+        asked, known_positions = config.max_model_len, self.model_config.max_position_embeddings
+        if asked is not None and asked > known_positions:
+            raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")
+        config.max_model_len = asked or known_positions
+
+        dtype = self.model.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+        num_gpu, num_cpu = plan_blocks(config, self.model_config, dtype)
+        contiguous = config.reservation == "contiguous"
+        if asked is not None or contiguous:
+            check_max_model_len(config, num_gpu)
+        config.num_gpu_blocks_override, config.num_cpu_blocks_override = num_gpu, num_cpu
+        kv_cache = KVCache(self.model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
+        manager = None  # the scheduler makes the paged one
+        if contiguous:
+            manager = ContiguousKVCacheManager(num_gpu, config.block_size, config.max_model_len, recorder=recorder)
+        scheduler = Scheduler(config, manager, policies, recorder)
+        runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len)
+        self.engine = EngineCore(scheduler, runner)
+        self._ids = itertools.count()
+        self._inboxes: dict[str, list[EngineCoreOutput]] = {}
+
+    # ---- generating
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
+        """Continue every prompt (text or token ids); outputs in the order of the prompts.
+
+        sampling_params: one for all or one each; None is greedy, up to 128 tokens.
+        ValueError, and nothing started, if a prompt can never be served. A request that fails later has
+        finish_reason "error" and its `error` says why; the others are not touched by it.
+        """
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        params = [sampling_params or GREEDY] * len(prompts)
+        if isinstance(sampling_params, Sequence):
+            if len(sampling_params) != len(prompts):
+                raise ValueError(f"{len(sampling_params)} sampling_params for {len(prompts)} prompts: give one each")
+            params = list(sampling_params)
+        requests: list[Request] = []
+        try:
+            for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+                requests.append(self._add(prompt, param, f"prompt {i}: " if len(prompts) > 1 else ""))
+            return [self._output(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
+        finally:
+            for request in requests:
+                self._forget(request.request_id)
+
+    def chat(self, messages: Sequence, sampling_params: Params = None) -> list[RequestOutput]:
+        """Answer one conversation [{"role", "content"}, ...] or a list of them, by the model's chat template."""
+        if messages and isinstance(messages[0], dict):
+            messages = [messages]
+        return self.generate([self.tokenizer.apply_chat_template(m) for m in messages], sampling_params)
+
+    def stream(self, prompt: Prompt | Sequence[dict],
+               sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:  # fmt: skip
+        """Yield what each step adds, as it comes. `prompt` may be a conversation. Leaving the loop aborts the rest."""
+        if len(prompt) > 0 and isinstance(prompt[0], dict):
+            prompt = self.tokenizer.apply_chat_template(prompt)
+        return self._deltas(self._add(prompt, sampling_params or GREEDY, ""))
+
+    def _deltas(self, request: Request) -> Iterator[StreamDelta]:
+        texts = [Detokenizer(self.tokenizer) for _ in range(request.sampling_params.n)]
+        try:
+            for step in self._steps_of(request):
+                sequence = step.request
+                text = texts[sequence.child_index].add(step.new_token_ids, final=sequence.is_finished())
+                yield StreamDelta(request.request_id, sequence.child_index, text, step.new_token_ids,
+                                  sequence.finish_reason, sequence.error)  # fmt: skip
+        finally:
+            self._forget(request.request_id)
+
+    def _steps_of(self, request: Request) -> Iterator[EngineCoreOutput]:
+        """Step the engine until `request` and its children have ended; what each step brought for them.
+
+        Steps that another call makes meanwhile are not lost: everything goes through the request's inbox.
+        """
+        num_left = request.sampling_params.n
+        inbox = self._inboxes[request.request_id]
+        while num_left > 0:
+            while not inbox:
+                if not self.engine.scheduler.is_unfinished(request.request_id):
+                    return  # somebody aborted it past this object
+                for step in self.engine.step():
+                    if step.request.parent_id in self._inboxes:
+                        self._inboxes[step.request.parent_id].append(step)
+            step = inbox.pop(0)
+            if step.request.is_finished():
+                # One that ends before its children are born ends for them too.
+                num_left -= 1 + step.request.num_to_fork
+            yield step
+
+    def _output(self, request: Request, prompt: Prompt) -> RequestOutput:
+        """Run `request` to its end."""
+        text = prompt if isinstance(prompt, str) else None
+        output = RequestOutput(request.request_id, text, request.prompt_token_ids)
+        for step in self._steps_of(request):
+            sequence = step.request
+            if not sequence.is_finished() or any(c.index == sequence.child_index for c in output.outputs):
+                continue
+            token_ids = sequence.output_token_ids
+            output.outputs.append(CompletionOutput(sequence.child_index, self.tokenizer.decode(token_ids), token_ids,
+                                                   sequence.finish_reason, sequence.stop_reason))  # fmt: skip
+            output.error = output.error or sequence.error
+        output.outputs.sort(key=lambda completion: completion.index)
+        output.num_cached_tokens = request.num_cached_tokens or 0
+        output.finished = True
+        return output
+
+    def _forget(self, request_id: str) -> None:
+        """End what is unfinished of a request, and throw its inbox away."""
+        self.engine.abort_request(request_id)
+        self._inboxes.pop(request_id, None)
+
+    def _add(self, prompt: Prompt, params: SamplingParams, where: str) -> Request:
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        size = self.model_config.vocab_size
+        for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_token_ids)):
+            for token_id in ids:
+                if not isinstance(token_id, int) or not 0 <= token_id < size:
+                    raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")
+        request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids)
+        try:
+            self.engine.add_request(request)
+        except ValueError as error:
+            raise ValueError(f"{where}{error}") from None
+        self._inboxes[request.request_id] = []
+        return request
+
+    def stats(self) -> dict[str, float]:
+        """The scheduler's counters, and the state of the pool right now."""
+        scheduler = self.engine.scheduler
+        return {
+            **asdict(scheduler.stats),
+            "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "num_gpu_blocks": self.config.num_gpu_blocks_override,
+            "usage": scheduler.manager.usage,
+        }

@@ -1,0 +1,50 @@
+"""How many KV blocks the engine gets (PAV 3.1), and what to say when they cannot be enough."""
+
+import torch
+
+from kvlab import sizing
+from kvlab.blocks import cdiv
+from kvlab.config import EngineConfig
+from kvlab.model.config import ModelConfig
+from kvlab.model.kv_cache import kv_bytes_per_token
+
+CPU_POOL_BYTES = 1 << 30  # the pool on a CPU, unless num_gpu_blocks_override says otherwise
+
+
+def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> tuple[int, int]:
+    """(GPU blocks, CPU blocks of swap space) for `model_config` with K/V stored as `dtype`.
+
+    config: max_model_len and device must be set. ValueError if one sequence of a max_model_len that was asked for,
+    or that is reserved at admission, does not fit.
+    """
+    block_bytes = kv_bytes_per_token(model_config, dtype) * config.block_size
+    num_gpu = config.num_gpu_blocks_override
+    if num_gpu is None:
+        # More than every seat at full length can never be used; the null block comes on top.
+        most = config.max_num_seqs * cdiv(config.max_model_len, config.block_size) + 1
+        num_gpu = min(most, _blocks_in_memory(config, model_config, dtype, block_bytes))
+    num_cpu = config.num_cpu_blocks_override
+    if num_cpu is None:
+        num_cpu = int(config.swap_space * sizing.GIB // block_bytes)
+    return num_gpu, num_cpu
+
+
+def check_max_model_len(config: EngineConfig, num_gpu_blocks: int) -> None:
+    """ValueError if a sequence of max_model_len tokens needs more than the usable blocks."""
+    room = (num_gpu_blocks - 1) * config.block_size
+    if config.max_model_len > room:
+        raise ValueError(
+            f"max_model_len is {config.max_model_len}, but {num_gpu_blocks - 1} usable blocks of {config.block_size} "
+            f"hold {room} tokens: set max_model_len to at most {room}, or give the engine at least "
+            f"{cdiv(config.max_model_len, config.block_size) + 1} blocks"
+        )
+
+
+def _blocks_in_memory(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, block_bytes: int) -> int:
+    if config.device == "cpu":
+        return CPU_POOL_BYTES // block_bytes
+    free, total = torch.cuda.mem_get_info()
+    # An estimate of the largest step: the MLP's two wide activations for every token, and fp32 logits for every seat.
+    activations = config.max_num_batched_tokens * model_config.intermediate_size * 3 * dtype.itemsize
+    activations += config.max_num_seqs * model_config.vocab_size * 3 * 4
+    return sizing.num_gpu_blocks(total, config.gpu_memory_utilization, total - free, activations, 0, block_bytes)

@@ -1,0 +1,43 @@
+"""What users get back. Names are vLLM's."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class CompletionOutput:
+    """One continuation. finish_reason: "stop", "length", "abort" or "error"; stop_reason: the stop token, if one."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    logprobs: None = None  # not offered yet
+
+
+@dataclass
+class RequestOutput:
+    """A prompt with its n continuations.
+
+    num_cached_tokens: prompt tokens whose K/V was found in the prefix cache. error: why it failed, if it did.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass
+class StreamDelta:
+    """What one step added to continuation `index`: its new text and tokens, and why it ended if it did."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    error: str | None = None

@@ -1,0 +1,143 @@
+"""The model runner: from a SchedulerOutput to sampled tokens, in one flat batch (lab 13).
+
+    block_ops -> KVCache.apply            first, in order
+    scheduled -> FlatBatch -> CausalLM    decodes first, then chunks; one forward for all
+              -> Sampler                  for those whose last known token was computed
+
+Everything per token is NumPy on persistent rows of block tables: Python touches each sequence once, each
+token never. `kvlab.model.batch.flat_batch` is the slow and readable way to the same batch.
+"""
+
+import numpy as np
+import torch
+
+from kvlab.blocks import cdiv
+from kvlab.engine.sampler import Sampler, SampleRow
+from kvlab.model.batch import FlatBatch
+from kvlab.model.decoder import CausalLM
+from kvlab.model.kv_cache import KVCache
+from kvlab.sampling_params import uniform
+from kvlab.schedule import Request, SchedulerOutput
+
+
+class TableRows:
+    """Copies of the block tables of running sequences, one row each, brought up to date by what is new.
+
+    Only a cache: a row is known by the table's version, so a request that comes back, or whose block was
+    replaced by a copy, is read again as a whole, and rows of sequences that have left may be dropped at any time.
+    """
+
+    def __init__(self, max_num_seqs: int, max_num_blocks: int):
+        self.ids = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
+        self._row_of: dict[str, int] = {}
+        self._free = list(range(max_num_seqs))
+        self._version = [0] * max_num_seqs
+        self._filled = [0] * max_num_seqs
+
+    def sync(self, output: SchedulerOutput) -> dict[str, int]:
+        """Bring the rows of all scheduled sequences up to date; row by request id."""
+        if len(self._free) < len(output.scheduled):
+            scheduled = {request.request_id for request, _ in output.scheduled}
+            for gone in [request_id for request_id in self._row_of if request_id not in scheduled]:
+                self._free.append(self._row_of.pop(gone))
+        for (request, _), table in zip(output.scheduled, output.block_tables, strict=True):
+            row = self._row_of.get(request.request_id)
+            if row is None:
+                row = self._row_of[request.request_id] = self._free.pop()
+            filled = self._filled[row] if self._version[row] == table.version else 0
+            if len(table) != filled:
+                self.ids[row, filled : len(table)] = [block.block_id for block in table[filled:]]
+                self._version[row], self._filled[row] = table.version, len(table)
+        return self._row_of
+
+
+class ModelRunner:
+    """Runs a CausalLM over its KVCache for the engine."""
+
+    def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int):
+        self.model = model
+        self.kv_cache = kv_cache
+        self.sampler = Sampler()
+        self.rows = TableRows(max_num_seqs, cdiv(max_model_len, kv_cache.block_size))
+
+    def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
+        """Make the copies, compute every scheduled token, sample. Token ids by request id."""
+        if not output.block_ops_done:
+            self.kv_cache.apply(output.block_ops)
+            output.block_ops_done = True
+        if not output.scheduled:
+            return {}
+        batch, samplers = self.prepare(output)
+        logits = self.model.forward(batch, self.kv_cache)
+        rows, owners = [], []
+        for index, request in enumerate(samplers):
+            for child in range(1 + request.num_to_fork):
+                rows.append(sample_row(index, request, child))
+                owners.append(request.request_id)
+        sampled: dict[str, list[int]] = {}
+        for request_id, token in zip(owners, self.sampler(logits, rows), strict=True):
+            sampled.setdefault(request_id, []).append(token)
+        return sampled
+
+    def prepare(self, output: SchedulerOutput) -> tuple[FlatBatch, list[Request]]:
+        """Lay out the step; also the requests to sample for, in the order of the logits."""
+        row_of = self.rows.sync(output)
+        ordered = [entry for entry in output.scheduled if entry[1] == 1]
+        num_decodes = len(ordered)
+        if num_decodes < len(output.scheduled):
+            ordered += [entry for entry in output.scheduled if entry[1] != 1]
+        token_ids: list[int] = []
+        samplers, sampler_rows = [], []
+        for request, num_tokens in ordered:
+            start = request.num_computed_tokens
+            if num_tokens == 1:
+                token_ids.append(request.all_token_ids[start])
+            else:
+                token_ids += request.all_token_ids[start : start + num_tokens]
+            if start + num_tokens == request.num_tokens:
+                samplers.append(request)
+                sampler_rows.append(len(token_ids) - 1)
+
+        rows = np.array([row_of[request.request_id] for request, _ in ordered])
+        starts = np.array([request.num_computed_tokens for request, _ in ordered])
+        counts = np.array([num_tokens for _, num_tokens in ordered])
+        seq_lens = starts + counts
+        query_start_loc = np.zeros(len(ordered) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        positions = np.arange(len(token_ids)) + np.repeat(starts - query_start_loc[:-1], counts)
+        size = self.kv_cache.block_size
+        blocks = self.rows.ids[np.repeat(rows, counts), positions // size].astype(np.int64)
+        max_seq_len = int(seq_lens.max())
+
+        def tensor(values, dtype=None):
+            return torch.as_tensor(values, dtype=dtype).to(self.kv_cache.device)
+
+        batch = FlatBatch(
+            token_ids=tensor(token_ids, torch.int64),
+            positions=tensor(positions),
+            slot_mapping=tensor(blocks * size + positions % size),
+            query_start_loc=tensor(query_start_loc),
+            seq_lens=tensor(seq_lens.astype(np.int32)),
+            block_tables=tensor(self.rows.ids[rows, : cdiv(max_seq_len, size)]),
+            logits_indices=tensor(sampler_rows, torch.int64),
+            num_decodes=num_decodes,
+            max_query_len=int(counts.max()),
+            max_seq_len=max_seq_len,
+        )
+        return batch, samplers
+
+
+def sample_row(index: int, request: Request, child: int) -> SampleRow:
+    """What the sampler needs to draw the next token of `request`, or the first one of its child `child`."""
+    params, position = request.sampling_params, request.num_output_tokens
+    banned = ()
+    if position < params.min_tokens:
+        banned = (*request.eos_token_ids, *params.stop_token_ids)
+    return SampleRow(
+        row=index,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        uniform=uniform(request.seed + child, position) if params.temperature > 0 else 0.0,
+        banned_token_ids=banned,
+    )

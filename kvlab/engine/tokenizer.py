@@ -1,0 +1,59 @@
+"""Text to token ids and back. The work is done by `transformers`' tokenizer, loaded when first needed."""
+
+from functools import cached_property
+from pathlib import Path
+
+
+class Tokenizer:
+    """The tokenizer of a model folder. A folder without one still serves token ids, with empty texts."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    @cached_property
+    def _tokenizer(self):
+        if not any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+            return None
+        from transformers import AutoTokenizer  # seconds to import; token ids in, token ids out do without it
+
+        return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+
+    def _needed(self):
+        if self._tokenizer is None:
+            raise ValueError(f"{str(self.folder)!r} has no tokenizer (tokenizer.json): give prompts as token ids")
+        return self._tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._needed().encode(text)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of `token_ids`, special tokens left out."""
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def apply_chat_template(self, messages: list[dict]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins."""
+        if self._needed().chat_template is None:
+            raise ValueError(f"the tokenizer in {str(self.folder)!r} has no chat template: use generate with text")
+        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+class Detokenizer:
+    """The text of one continuation, piece by piece; a character whose bytes are not all there is held back."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._num_given = 0
+
+    def add(self, token_ids: list[int], final: bool = False) -> str:
+        """The text that `token_ids` complete."""
+        self._token_ids += token_ids
+        text = self._tokenizer.decode(self._token_ids)
+        if text.endswith("\ufffd") and not final:
+            return ""
+        piece = text[self._num_given :]
+        self._num_given = len(text)
+        return piece

@@ -1,0 +1,14 @@
+"""The data plane (数据面): the model's arithmetic over a paged KV cache, in plain torch.
+
+    folder --loader--> weights + ModelConfig --decoder--> CausalLM.forward(batch, kv_cache) -> logits
+
+    config.py     ModelConfig: the numbers of a checkpoint; no torch
+    loader.py     a name -> a folder -> checked weights -> a model
+    layers.py     RMSNorm, RoPE, SwiGLU, Linear
+    batch.py      FlatBatch: every token of a step in one line, without padding
+    kv_cache.py   KVCache: the block pool's memory; copies and swaps blocks
+    attention.py  backends that read K and V through block tables
+    decoder.py    CausalLM: the forward pass
+
+Nothing is imported here, so that `kvlab.model.config` works where torch is not installed.
+"""

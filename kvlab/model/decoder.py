@@ -1,0 +1,120 @@
+"""CausalLM: token ids in, logits out, with K and V kept in pages. Qwen2, Qwen3 and Llama by configuration.
+
+    token_ids -> embed_tokens -> x
+    each layer:  x += o_proj(attention(rope(qkv_proj(norm(x)))))       attention writes and reads the KVCache
+                 x += down_proj(swiglu(gate_up_proj(norm(x))))
+    rows that need logits -> norm -> lm_head -> logits
+
+Only attention knows that tokens belong to sequences; all else works on the flat [T, hidden] of the step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvlab.model.attention import AttentionBackend, get_attention_backend
+from kvlab.model.batch import FlatBatch
+from kvlab.model.config import ModelConfig
+from kvlab.model.kv_cache import KVCache
+from kvlab.model.layers import Linear, RotaryEmbedding, rms_norm, rope, swiglu
+
+
+@dataclass
+class DecoderLayer:
+    """One layer's weights. q, k and v are one matrix, gate and up another: fewer and larger products."""
+
+    input_layernorm: Tensor  # [hidden]
+    qkv_proj: Linear  # hidden -> (H + 2 Hkv) * D
+    qk_norm: Tensor | None  # [H + Hkv, D]: q_norm for each query head, k_norm for each KV head (Qwen3)
+    o_proj: Linear  # H * D -> hidden
+    post_attention_layernorm: Tensor  # [hidden]
+    gate_up_proj: Linear  # hidden -> 2 * intermediate
+    down_proj: Linear  # intermediate -> hidden
+
+
+class CausalLM:
+    """A decoder-only language model over a paged KV cache.
+
+    `weights`: tensors by their Hugging Face names, as `loader.load_weights` returns them. The dict is emptied
+    on the way, so that a large model is never in memory twice. `backend` is an AttentionBackend or its name.
+    `pack` allows packed linear layers on a CPU (see layers.Linear).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        backend: AttentionBackend | str = "torch",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        pack: bool = True,
+    ):
+        self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.backend = get_attention_backend(backend) if isinstance(backend, str) else backend
+
+        def take(name: str) -> Tensor:
+            return weights.pop(name).to(self.device, dtype)
+
+        def linear(prefix: str, *names: str, bias: bool) -> Linear:
+            weight, *rest = (
+                torch.cat([take(f"{prefix}.{name}.{kind}") for name in names])
+                for kind in (("weight", "bias") if bias else ("weight",))
+            )
+            return Linear(weight, *rest, pack=pack)
+
+        def qk_norm(prefix: str) -> Tensor:
+            q_norm = take(f"{prefix}.q_norm.weight").expand(config.num_attention_heads, -1)
+            k_norm = take(f"{prefix}.k_norm.weight").expand(config.num_key_value_heads, -1)
+            return torch.cat((q_norm, k_norm))
+
+        def layer(p: str) -> DecoderLayer:
+            return DecoderLayer(
+                input_layernorm=take(f"{p}.input_layernorm.weight"),
+                qkv_proj=linear(f"{p}.self_attn", "q_proj", "k_proj", "v_proj", bias=config.attention_bias),
+                qk_norm=qk_norm(f"{p}.self_attn") if config.qk_norm else None,
+                o_proj=linear(f"{p}.self_attn", "o_proj", bias=config.o_bias),
+                post_attention_layernorm=take(f"{p}.post_attention_layernorm.weight"),
+                gate_up_proj=linear(f"{p}.mlp", "gate_proj", "up_proj", bias=config.mlp_bias),
+                down_proj=linear(f"{p}.mlp", "down_proj", bias=config.mlp_bias),
+            )
+
+        self.layers = [layer(f"model.layers.{i}") for i in range(config.num_hidden_layers)]
+        self.embed_tokens = take("model.embed_tokens.weight")  # [vocab, hidden]
+        self.norm = take("model.norm.weight")
+        # A tied head multiplies by the matrix that the embedding looks rows up in. Packed, it is a second
+        # copy all the same: rows cannot be looked up in the packed layout.
+        head = self.embed_tokens if config.tie_word_embeddings else take("lm_head.weight")
+        self.lm_head = Linear(head, pack=pack)
+        self.rotary = RotaryEmbedding(config, dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: FlatBatch, kv_cache: KVCache) -> Tensor:
+        """Logits [R, vocab] of the rows `batch.logits_indices`, in float32 (float64 if the model is in
+        float64).
+
+        Writes the K and V of all T tokens to `kv_cache`, then reads each sequence's context from it.
+        """
+        c = self.config
+        num_qk_heads = c.num_attention_heads + c.num_key_value_heads
+        metadata = self.backend.plan(batch, kv_cache)
+        cos, sin = self.rotary(batch.positions)
+        x = F.embedding(batch.token_ids, self.embed_tokens)  # [T, hidden]
+
+        for i, layer in enumerate(self.layers):
+            h = rms_norm(x, layer.input_layernorm, c.rms_norm_eps)
+            heads = layer.qkv_proj(h).view(len(h), -1, c.head_dim)  # [T, H + 2 Hkv, D]
+            qk, v = heads.split((num_qk_heads, c.num_key_value_heads), dim=1)
+            if layer.qk_norm is not None:
+                qk = rms_norm(qk, layer.qk_norm, c.rms_norm_eps)
+            q, k = rope(qk, cos, sin).split((c.num_attention_heads, c.num_key_value_heads), dim=1)
+            x = x + layer.o_proj(self.backend.attend(q, k, v, i, metadata).flatten(1))
+
+            h = rms_norm(x, layer.post_attention_layernorm, c.rms_norm_eps)
+            gate, up = layer.gate_up_proj(h).chunk(2, dim=-1)
+            x = x + layer.down_proj(swiglu(gate, up))
+
+        x = rms_norm(x[batch.logits_indices], self.norm, c.rms_norm_eps)
+        logits = self.lm_head(x)  # [R, vocab]
+        return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,129 @@
+"""KVCache: the memory of the block pool (物理块池), and the only code that copies or swaps blocks.
+
+    layers[i]  [2, num_blocks, block_size, num_kv_heads, head_dim]    on the device; [0] holds K, [1] holds V
+    cpu_pool   [num_cpu_blocks, num_layers, 2, block_size, ...]       on the host, pinned for CUDA
+
+        copy: gpu -> gpu        swap_out: gpu -> cpu        swap_in: cpu -> gpu
+
+One block id means the same block in every layer, so an operation moves all layers or none. On the host a
+block is one piece, so that a swap is one transfer of `bytes_per_block`, not two small ones a layer.
+Everything runs on the current stream in the order of the list.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from kvlab.model.config import ModelConfig
+
+MAX_RUN = 32  # blocks moved at once: bounds the staging buffer
+KINDS = ("copy", "swap_out", "swap_in")
+BlockOp = tuple[str, int, int]  # (kind, source block, destination block)
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of K and V that one token keeps (L33 0.1): 2 * layers * KV heads * head dim * bytes of `dtype`."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Zeroed memory for `num_blocks` blocks of `block_size` tokens, and `num_cpu_blocks` more on the host.
+
+    Block 0 is the null block: it stays zero, and padding may read it. So num_blocks - 1 blocks hold tokens.
+    Raises ValueError for a block size under 1 or fewer than 2 blocks.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        num_cpu_blocks: int = 0,
+    ):
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}: a block must hold at least 1 token")
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks is {num_blocks}: at least 2 are needed, one of them the null block")
+        if num_cpu_blocks < 0:
+            raise ValueError(f"num_cpu_blocks is {num_cpu_blocks}: give 0 for no swap space")
+        self.num_blocks, self.block_size, self.num_cpu_blocks = num_blocks, block_size, num_cpu_blocks
+        self.device, self.dtype = torch.device(device), dtype
+        self.bytes_per_block = kv_bytes_per_token(config, dtype) * block_size
+        self.block_shape = (block_size, config.num_key_value_heads, config.head_dim)
+        self.layers = [
+            torch.zeros((2, num_blocks, *self.block_shape), dtype=dtype, device=self.device)
+            for _ in range(config.num_hidden_layers)
+        ]
+        whole_block = (len(self.layers), 2, *self.block_shape)
+        pin = self.device.type == "cuda" and num_cpu_blocks > 0
+        self.cpu_pool = torch.zeros((num_cpu_blocks, *whole_block), dtype=dtype, pin_memory=pin)
+        rows = min(MAX_RUN, num_cpu_blocks)
+        self._staging = torch.empty((rows, *whole_block), dtype=dtype, device=self.device)
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+        """Put this step's k and v [T, num_kv_heads, head_dim] of one layer into slots int64 [T] (L33 2.2)."""
+        keys, values = self.layers[layer].view(2, self.num_blocks * self.block_size, *self.block_shape[1:])
+        keys.index_copy_(0, slot_mapping, k)
+        values.index_copy_(0, slot_mapping, v)
+
+    def apply(self, block_ops: Iterable[BlockOp]) -> None:
+        """Execute (kind, src, dst) operations with the effect of one after the other (L33 2.4 copies, 5.2
+        swaps).
+
+        Neighbours of one kind are moved together as long as none depends on another. The whole list is
+        checked first: a ValueError (unknown kind, block out of range, a write to the null block) leaves every
+        block as it was.
+        """
+        block_ops = list(block_ops)
+        for op in block_ops:
+            self._check(op)
+        for kind, sources, targets in independent_runs(block_ops):
+            src = torch.tensor(sources, device=self.device)
+            dst = torch.tensor(targets, device=self.device)
+            if kind == "copy":
+                for layer in self.layers:  # index_select reads all sources before anything is written
+                    layer.index_copy_(1, dst, layer.index_select(1, src))
+            elif kind == "swap_out":
+                for i, layer in enumerate(self.layers):
+                    self._staging[: len(sources), i] = layer.index_select(1, src).transpose(0, 1)
+                for row, target in enumerate(targets):
+                    self.cpu_pool[target].copy_(self._staging[row], non_blocking=True)
+            else:
+                for row, source in enumerate(sources):
+                    self._staging[row].copy_(self.cpu_pool[source], non_blocking=True)
+                for i, layer in enumerate(self.layers):
+                    layer.index_copy_(1, dst, self._staging[: len(sources), i].transpose(0, 1))
+
+    def _check(self, op: BlockOp):
+        kind, src, dst = op
+        if kind not in KINDS:
+            raise ValueError(f"block operation {op}: kind must be one of {KINDS}")
+        src_blocks = self.num_cpu_blocks if kind == "swap_in" else self.num_blocks
+        dst_blocks = self.num_cpu_blocks if kind == "swap_out" else self.num_blocks
+        if not (0 <= src < src_blocks and 0 <= dst < dst_blocks):
+            raise ValueError(
+                f"block operation {op}: source must be below {src_blocks}, target below {dst_blocks}"
+            )
+        if dst == 0 and kind != "swap_out":
+            raise ValueError(f"block operation {op} writes to block 0: the null block must stay zero")
+
+
+def independent_runs(block_ops: Iterable[BlockOp]) -> list[tuple[str, list[int], list[int]]]:
+    """Cut an ordered list into runs (kind, sources, targets) whose reads may all come before their writes.
+
+    An operation starts a new run when it writes a block that the run has written, or reads one that it has
+    written (only a copy can: a swap reads one memory and writes the other).
+    """
+    runs, written = [], set()
+    for kind, src, dst in block_ops:
+        hazard = dst in written or (kind == "copy" and src in written)
+        if not runs or runs[-1][0] != kind or len(runs[-1][1]) == MAX_RUN or hazard:
+            runs.append((kind, [], []))
+            written = set()
+        runs[-1][1].append(src)
+        runs[-1][2].append(dst)
+        written.add(dst)
+    return runs

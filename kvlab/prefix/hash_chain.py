@@ -1,0 +1,76 @@
+"""The hash chain: a block's name says everything that its K and V depend on (PAV 3.4).
+
+    root(salt) --tokens 0..B-1--> key 0 --tokens B..2B-1--> key 1 --> ...        key = SHA-256(parent, tokens)
+
+A key names the block's tokens and, through its parent, all tokens before them, hence their positions too.
+SHA-256 because two prompts with one key would read each other's K/V: Python's own hash() of integers is
+built for speed, not against an adversary, and differs between processes for strings.
+
+Only full blocks have a key. The chain needs no links between blocks: a child whose parent has been evicted
+cannot be reached, is reached again when somebody publishes the parent anew, and is evicted in its turn.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from kvlab.blocks import KVCacheBlock
+
+
+def root_key(salt: str | None) -> bytes:
+    """The parent of every first block; another salt, another root, nothing shared."""
+    return sha256(b"kvlab" if salt is None else b"kvlab salt " + salt.encode()).digest()
+
+
+class HashChainIndex:
+    """Maps the key of each published block to the block."""
+
+    def __init__(self, block_size: int):
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}: a block holds at least 1 token")
+        self.block_size = block_size
+        self.cached_block_hash_to_block: dict[bytes, KVCacheBlock] = {}
+
+    def _keys(self, tokens: Sequence[int], parent: bytes, start: int, stop: int):
+        """Yield the keys of full blocks start..stop-1, given the key of block start-1."""
+        size = self.block_size * 8
+        data = memoryview(array("q", tokens[start * self.block_size : stop * self.block_size]).tobytes())
+        for offset in range(0, (stop - start) * size, size):
+            # Both parts have a fixed length, so no two different inputs are the same bytes.
+            parent = sha256(parent + data[offset : offset + size]).digest()
+            yield parent
+
+    def match(self, tokens: Sequence[int], salt: str | None = None) -> list[KVCacheBlock]:
+        """The published blocks that hold the longest prefix of `tokens`, in order. O(hit) hashes."""
+        found = []
+        for key in self._keys(tokens, root_key(salt), 0, len(tokens) // self.block_size):
+            block = self.cached_block_hash_to_block.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def insert(self, tokens: Sequence[int], blocks: Sequence[KVCacheBlock], salt: str | None = None,
+               cursor: Any = None) -> tuple[int, bytes]:  # fmt: skip
+        """Publish `blocks` as holders of the first len(blocks) blocks of `tokens`.
+
+        Returns the cursor (blocks done, last key); given it back, only the new blocks are hashed.
+        ValueError if `tokens` do not fill the blocks.
+        """
+        if len(tokens) < len(blocks) * self.block_size:
+            raise ValueError(f"{len(tokens)} tokens do not fill {len(blocks)} blocks of {self.block_size}")
+        done, key = cursor or (0, root_key(salt))
+        for block, key in zip(blocks[done:], self._keys(tokens, key, done, len(blocks)), strict=True):  # noqa: B020
+            # The first publisher keeps the name; a block that already has one holds a hit.
+            if block.block_hash is None and key not in self.cached_block_hash_to_block:
+                block.block_hash = key
+                self.cached_block_hash_to_block[key] = block
+        return max(done, len(blocks)), key
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Forget `block`. ValueError if it is not published here."""
+        if self.cached_block_hash_to_block.get(block.block_hash) is not block:
+            raise ValueError(f"block {block.block_id} is not published, so it cannot be removed")
+        del self.cached_block_hash_to_block[block.block_hash]
+        block.block_hash = None

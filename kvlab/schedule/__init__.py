@@ -1,0 +1,25 @@
+"""Scheduling (L33 3-5): who runs in the next step, with how many tokens, and who must step back. Labs 07-09.
+
+    Request --add_request--> RequestQueue (waiting) --admit--> running --stop--> finished
+                                   ^                              |
+                                   +------ preempt (swap, recompute)
+
+Plain Python: no tensors. What it decides is a SchedulerOutput; how it decides is in Policies, which a lab replaces.
+"""
+
+from kvlab.schedule.output import EngineCoreOutput, SchedulerOutput, SchedulerStats
+from kvlab.schedule.policies import Policies
+from kvlab.schedule.queue import RequestQueue
+from kvlab.schedule.request import Request, RequestStatus
+from kvlab.schedule.scheduler import Scheduler
+
+__all__ = [
+    "EngineCoreOutput",
+    "Policies",
+    "Request",
+    "RequestQueue",
+    "RequestStatus",
+    "Scheduler",
+    "SchedulerOutput",
+    "SchedulerStats",
+]

@@ -1,0 +1,124 @@
+"""One sequence on its way through the engine, and the states it can be in (L33 3.2).
+
+    WAITING --> RUNNING --> FINISHED_*          all_token_ids = prompt + outputs, the one list of what is known
+                |    ^                          num_computed_tokens = how many of them have K/V
+                v    |
+        PREEMPTED / SWAPPED                     The last sampled token has no K/V yet, so while decoding
+                                                num_computed_tokens == num_tokens - 1.
+
+There is no other difference between prefill and decode: a step computes some of the tokens that have no K/V.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from kvlab.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    """Where a request is; the value of a finished one is the `finish_reason` that users see."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # K/V dropped: it will be computed again (L33 5.3)
+    SWAPPED = "swapped"  # K/V waits in swap space (L33 5.2)
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH_CAPPED = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_ERROR = "error"
+
+    @staticmethod
+    def is_finished(status: "RequestStatus") -> bool:
+        return status.name.startswith("FINISHED")
+
+
+class Request:
+    """A prompt and what has been generated for it.
+
+    request_id: unique among the requests in an engine. priority: smaller goes first.
+    cache_salt: requests with different salts never share cached blocks.
+    With sampling_params.n > 1 the request is one sequence until its prompt is computed; then it becomes
+    child 0 and n - 1 children are forked from it.
+    """
+
+    def __init__(self, request_id: str, prompt_token_ids: Sequence[int], sampling_params: SamplingParams | None = None,
+                 *, eos_token_ids: Sequence[int] = (), priority: int = 0, cache_salt: str | None = None):  # fmt: skip
+        self.request_id = request_id
+        self.sampling_params = sampling_params or SamplingParams()
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.all_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.all_token_ids)
+        self.num_computed_tokens = 0
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | None = None  # the stop token id, if one of stop_token_ids ended it
+        self.error: str | None = None
+        self.parent_id = request_id
+        self.child_index = 0
+        self.num_to_fork = self.sampling_params.n - 1  # children still to come
+        self.seed = self.sampling_params.seed  # the scheduler gives one to a request that brings none
+        self.arrival = 0  # position in the order of arrival, set by the scheduler
+        self.max_num_tokens = 0  # prompt and outputs at most, set by the scheduler
+        self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at first admission
+        self.num_preemptions = 0
+        self.num_lost_tokens = 0  # tokens whose K/V the last preemption dropped, until they are computed again
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def sort_key(self) -> tuple[int, int, int]:
+        """Its place in every queue: by priority, then arrival, then index among its siblings."""
+        return (self.priority, self.arrival, self.child_index)
+
+    def is_finished(self) -> bool:
+        return RequestStatus.is_finished(self.status)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop", "length", "abort" or "error"; None while it is unfinished."""
+        return self.status.value if self.is_finished() else None
+
+    def make_child(self, index: int) -> "Request":
+        """Continuation `index` of the same prompt, with nothing computed and nothing generated yet."""
+        params = self.sampling_params.child(index)
+        child = Request(f"{self.parent_id}#{index}", self.prompt_token_ids, params, eos_token_ids=self.eos_token_ids,
+                        priority=self.priority, cache_salt=self.cache_salt)  # fmt: skip
+        child.parent_id, child.child_index = self.parent_id, index
+        child.seed = self.seed + index
+        child.arrival, child.max_num_tokens = self.arrival, self.max_num_tokens
+        child.num_cached_tokens = self.num_cached_tokens
+        return child
+
+    def append_output_token(self, token_id: int) -> bool:
+        """Add a sampled token; True, with the status set, if the request ends with it."""
+        self.all_token_ids.append(token_id)
+        params = self.sampling_params
+        if self.num_output_tokens >= params.min_tokens:
+            if token_id in self.eos_token_ids and not params.ignore_eos:
+                self.status = RequestStatus.FINISHED_STOPPED
+                return True
+            if token_id in params.stop_token_ids:
+                self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, token_id
+                return True
+        if len(self.all_token_ids) >= self.max_num_tokens:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            return True
+        return False
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens})"
