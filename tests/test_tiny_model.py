@@ -1,4 +1,4 @@
-"""The model we ship: small, loads in transformers, byte-exact in its tokenizer, word for word in its answers."""
+"""The model we ship: small, loads in transformers, byte-exact tokenizer, word for word in its answers."""
 
 import json
 import random

@@ -11,7 +11,7 @@ copies before it are not, so they are made once (`block_ops_done`); if they fail
 
 from typing import Protocol
 
-from kvlab.schedule import EngineCoreOutput, Request, RequestStatus, Scheduler, SchedulerOutput
+from kvlab.schedule import EngineCoreOutput, Request, Scheduler, SchedulerOutput
 
 
 class Runner(Protocol):
@@ -65,9 +65,7 @@ class EngineCore:
             try:
                 sampled.update(self.runner.execute(alone))
             except Exception as error:
-                ended = self.scheduler.finish_requests(
-                    [entry[0].request_id], RequestStatus.FINISHED_ERROR, describe(error)
-                )
+                ended = self.scheduler.fail_requests([entry[0]], describe(error))
                 failed += [EngineCoreOutput(request, []) for request in ended]
         return sampled, failed
 

@@ -116,9 +116,9 @@ class LLM:
         try:
             for step in self._steps_of(request):
                 sequence = step.request
-                text = texts[sequence.child_index].add(step.new_token_ids, final=sequence.is_finished())
+                text = texts[sequence.child_index].add(step.new_token_ids, final=step.finish_reason is not None)
                 yield StreamDelta(request.request_id, sequence.child_index, text, step.new_token_ids,
-                                  sequence.finish_reason, sequence.error)  # fmt: skip
+                                  step.finish_reason, sequence.error)  # fmt: skip
         finally:
             self._forget(request.request_id)
 
@@ -137,7 +137,7 @@ class LLM:
                     if step.request.parent_id in self._inboxes:
                         self._inboxes[step.request.parent_id].append(step)
             step = inbox.pop(0)
-            if step.request.is_finished():
+            if step.finish_reason:
                 # One that ends before its children are born ends for them too.
                 num_left -= 1 + step.request.num_to_fork
             yield step
@@ -147,9 +147,9 @@ class LLM:
         text = prompt if isinstance(prompt, str) else None
         output = RequestOutput(request.request_id, text, request.prompt_token_ids)
         for step in self._steps_of(request):
-            sequence = step.request
-            if not sequence.is_finished() or any(c.index == sequence.child_index for c in output.outputs):
+            if not step.finish_reason:
                 continue
+            sequence = step.request
             token_ids = sequence.output_token_ids
             output.outputs.append(CompletionOutput(sequence.child_index, self.tokenizer.decode(token_ids), token_ids,
                                                    sequence.finish_reason, sequence.stop_reason))  # fmt: skip

@@ -95,7 +95,7 @@ class NaiveAttention:
 class Decodes:
     """n sequences with one query each, padded to the longest context L."""
 
-    rows: Tensor | None  # int64 [n], rows of q; None when the group is the first n rows in order
+    rows: Tensor | slice  # of q: int64 [n], or a slice (a view, no copy) when one group is all
     slots: Tensor  # int64 [2 * n * L]: where K, then where V of each position lies
     visible: Tensor  # bool [n, 1, 1, L]
 
@@ -131,12 +131,10 @@ class TorchAttention:
         seq_lens, starts = batch.seq_lens.tolist(), batch.query_start_loc.tolist()
         decodes = []
         for group in group_by_length(seq_lens[:num_decodes], GATHER_BYTES // slot_bytes):
-            in_order = len(group) == num_decodes
-            rows = None if in_order else torch.tensor(group, device=batch.seq_lens.device)
-            lens = batch.seq_lens[:num_decodes] if in_order else batch.seq_lens[rows]
-            tables = batch.block_tables[:num_decodes] if in_order else batch.block_tables[rows]
+            one_group = len(group) == num_decodes
+            rows = slice(0, num_decodes) if one_group else torch.tensor(group, device=kv_cache.device)
             longest = max(seq_lens[i] for i in group)
-            slots, visible = context_slots(tables, lens, longest, kv_cache)
+            slots, visible = context_slots(batch.block_tables[rows], batch.seq_lens[rows], longest, kv_cache)
             decodes.append(Decodes(rows, slots, visible[:, None, None]))
         chunks = []
         for i in range(num_decodes, len(seq_lens)):
@@ -155,7 +153,7 @@ class TorchAttention:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: TorchMetadata) -> Tensor:
         metadata.kv_cache.write(layer_index, k, v, metadata.slot_mapping)
         pages = metadata.kv_cache.layers[layer_index].view(-1, metadata.scratch.shape[1])  # one row per slot
-        num_heads, num_kv_heads, head_dim = q.shape[1], *k.shape[1:]
+        num_kv_heads, head_dim = k.shape[1:]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
         def gather(slots: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
@@ -166,15 +164,10 @@ class TorchAttention:
         for d in metadata.decodes:
             n = d.visible.shape[0]
             keys, values = gather(d.slots, n)
-            queries = q[:n] if d.rows is None else q[d.rows]
             # The G heads that share a KV head pose as G query positions: K and V are read once, not G times.
-            queries = queries.view(n, num_kv_heads, -1, head_dim)
+            queries = q[d.rows].view(n, num_kv_heads, -1, head_dim)
             result = F.scaled_dot_product_attention(queries, keys, values, attn_mask=d.visible)
-            result = result.reshape(n, num_heads, head_dim)
-            if d.rows is None:
-                out[:n] = result
-            else:
-                out[d.rows] = result
+            out[d.rows] = result.reshape(n, -1, head_dim)
         for c in metadata.chunks:
             queries = q[None, c.start : c.end].transpose(1, 2)
             if c.slots is None:

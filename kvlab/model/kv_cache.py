@@ -23,7 +23,7 @@ BlockOp = tuple[str, int, int]  # (kind, source block, destination block)
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of K and V that one token keeps (L33 0.1): 2 * layers * KV heads * head dim * bytes of `dtype`."""
+    """Bytes of K and V that one token keeps (L33 0.1): 2 x layers x KV heads x head dim x element size."""
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
 
 

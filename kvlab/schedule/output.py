@@ -34,14 +34,17 @@ class SchedulerOutput:
 
 @dataclass
 class EngineCoreOutput:
-    """What one step, or an abort, brought for one continuation of one request."""
+    """What one step, or an abort, brought for one continuation of one request.
+
+    finish_reason: set in its last output only. (`request` lives on: asked later, it may have ended since.)
+    """
 
     request: Request
     new_token_ids: list[int]
+    finish_reason: str | None = field(init=False)
 
-    @property
-    def finish_reason(self) -> str | None:
-        return self.request.finish_reason
+    def __post_init__(self):
+        self.finish_reason = self.request.finish_reason
 
 
 @dataclass

@@ -112,13 +112,21 @@ class Scheduler:
         """
         ended = []
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
-            family = list(self._families.get(request_id, ()))
-            if not family and request_id in self.requests:
+            family = self._families.get(request_id)
+            if family is None and request_id in self.requests:
                 family = [self.requests[request_id]]
-            for request in family:
-                request.error = error
-                self._finish(request, status)
-                ended.append(request)
+            ended += self._end(family or (), status, error)
+        return ended
+
+    def fail_requests(self, requests: Iterable[Request], error: str) -> list[Request]:
+        """End exactly these sequences with an error; their siblings go on. Returns those that were unfinished."""
+        return self._end(requests, RequestStatus.FINISHED_ERROR, error)
+
+    def _end(self, requests: Iterable[Request], status: RequestStatus, error: str | None) -> list[Request]:
+        ended = [request for request in requests if not request.is_finished()]
+        for request in ended:
+            request.error = error
+            self._finish(request, status)
         self.running = [request for request in self.running if not request.is_finished()]
         return ended
 
@@ -146,7 +154,7 @@ class Scheduler:
         for request in [self.requests[i] for i in output.preempted if i in self.requests]:
             if request.status is RequestStatus.SWAPPED:
                 self._drop(request)
-        return self.finish_requests([r.request_id for r, _ in output.scheduled], RequestStatus.FINISHED_ERROR, error)
+        return self.fail_requests([request for request, _ in output.scheduled], error)
 
     # ---- one step
 

@@ -34,9 +34,7 @@ sys.meta_path.insert(0, Blocker())
 
 
 def run_blocked(code: str, *flags: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *flags, "-c", BLOCKER + code], cwd=ROOT, capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, *flags, "-c", BLOCKER + code], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_the_blocker_blocks():
