@@ -29,28 +29,28 @@ def fits(request, room) -> bool:
 
 
 class Setup(NamedTuple):
-    """An engine of the race. has, lacks: what to say of it. options: EngineConfig fields that differ."""
+    """An engine of the race. has, rest: what it can (+) and lacks (-). options: the EngineConfig fields that differ."""
 
     name: str
     zh: str
     has: str
-    lacks: str
+    rest: str
     options: dict
     policies: Policies | None = None
 
 
 SETUPS = (
-    Setup("contiguous", "连续预留", "continuous batching", "each request reserves 24 blocks in a row",
+    Setup("contiguous", "连续分配", "+ continuous batching", "- reserves 24 blocks per request",
           {"reservation": "contiguous", "max_num_batched_tokens": BUDGET}, Policies(may_resume=fits)),
-    Setup("static batch", "静态批处理", "paged blocks", "nobody enters before the whole batch ends",
+    Setup("static batch", "静态批处理", "+ paged blocks", "- no entry until the batch ends",
           {"batching": "static", "enable_prefix_caching": False, "max_num_batched_tokens": POOL * BLOCK_SIZE}),
-    Setup("paged", "分页", "paged blocks + continuous batching", "and prefix cache + chunked prefill",
+    Setup("paged", "分页", "+ pages, continuous batching", "+ prefix cache, chunked prefill",
           {"max_num_batched_tokens": BUDGET}),
 )  # fmt: skip
 
 
 class Cell(NamedTuple):
-    """One block. kind: "held", "reserved" (owned, empty), "shared", "cached" or "free"; text: up to 2 characters."""
+    """One block. kind: "held", "reserved" (owned, empty), "shared", "cached" or "free"; text: one character."""
 
     kind: str
     text: str
@@ -92,7 +92,7 @@ class Lane:
 
     def __post_init__(self):
         self.letters = letters_of(self.jobs)
-        self._narrator = Narrator(self.setup, self.letters, self.llm.engine.scheduler)
+        self._narrator = Narrator(self.letters, self.llm.engine.scheduler)
         self._events = []
         self.recorder.listen(self._events.append)
         eos = self.llm.model_config.eos_token_ids
@@ -110,6 +110,11 @@ class Lane:
     @property
     def num_preemptions(self) -> int:
         return self.stats.num_preemptions_recompute + self.stats.num_preemptions_swap
+
+    @property
+    def mean_answered_at(self) -> float:
+        """The mean step at which an answer was complete: how long a user waits."""
+        return sum(self.answered_at.values()) / len(self.answered_at)
 
     def mean(self, value) -> float:
         """The mean of value(frame) over the steps."""
@@ -155,13 +160,13 @@ class Lane:
             "slots_owned": BLOCK_SIZE * len(owner),
             "slots_filled": sum(filled.values()),
         }
-        return Frame(cells=cells, note=self._narrator.sentence(counts, cells, self._events), **counts)
+        return Frame(cells=cells, note=self._narrator.sentence(counts, self._events), **counts)
 
 
 def cell_of(block, owner: str | None, filled: int) -> Cell:
     """How to draw a block: by its owners, and by whether it holds any token."""
     if block.ref_cnt > 1:
-        return Cell("shared", str(block.ref_cnt))
+        return Cell("shared", str(block.ref_cnt) if block.ref_cnt < 10 else "+")
     if owner is not None:
         return Cell("held", owner) if filled else Cell("reserved", owner.lower())
     return Cell("cached", ":") if block.block_hash is not None else Cell("free", ".")

@@ -2,8 +2,8 @@
 
     +- 3 paged ----------+
     | step 31  run 24 ..|      A   a block that holds tokens of request A      (its letter is its identity,
-    | A A 13 B B B a . . |     a   reserved for A, holds nothing yet            colour only helps the eye)
-    | owned  #######     |     13  one block that 13 requests share
+    | A A + B B B a . .  |     a   reserved for A, holds nothing yet            colour only helps the eye)
+    | owned  #######     |     4 + one block that 4 (10 or more) requests share
     | sentence           |     :   nobody's, its tokens kept for a prefix hit   .  free
     +--------------------+
 
@@ -15,13 +15,13 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from kvlab.demo.race import BUDGET, Frame, Lane, Setup
+from kvlab.demo.race import BLOCK_SIZE, BUDGET, Frame, Lane, Setup
 from kvlab.demo.workload import LETTERS
 
 WIDE = 110  # columns from which on three panels stand side by side
 # Middle tones: black text reads well on them, and they read well as text on black and on white.
 PALETTE = ("#e69f00", "#56b4e9", "#2fae84", "#d97fae", "#e0703a", "#8f9ff0", "#a8a432", "#c98b5b")
-NOTE_LINES = {True: 4, False: 2}  # kept free for the sentence, so that nothing jumps; side by side or alone
+NOTE_LINES = {True: 3, False: 2}  # kept free for the sentence, so that nothing jumps; side by side or alone
 
 
 def colour(letter: str) -> str:
@@ -31,10 +31,10 @@ def colour(letter: str) -> str:
 def style_of(kind: str, text: str) -> str:
     """The rich style of a cell."""
     if kind == "held":
-        return f"bold black on {colour(text)}"
+        return f"bold #000000 on {colour(text)}"
     if kind == "reserved":
         return colour(text)
-    return {"shared": "bold black on white", "cached": "cyan", "free": "dim"}[kind]
+    return {"shared": "bold #000000 on #dddddd", "cached": "cyan", "free": "dim"}[kind]
 
 
 def grid(frame: Frame, per_row: int) -> Text:
@@ -73,24 +73,22 @@ def panel(number: int, setup: Setup, frame: Frame, wide: bool) -> Panel:
     """One engine after one step; 36 columns wide side by side, 78 alone."""
     inner = 32 if wide else 72
     bar_width = inner - 7 - 5
-    state = Text()
-    state.append(f"step {frame.step:<4}", "bold")
-    state.append(f" run {frame.running:<3} wait {frame.waiting:<3} done {frame.finished}")
+    state = Text(f"step {frame.step:<4}", "bold")
+    state.append(f"run {frame.running:<3}wait {frame.waiting:<3}done {frame.finished}", "not bold")
     lines: list[RenderableType] = [
         Text(setup.has, "green"),
-        Text(setup.lacks, "green" if setup.lacks.startswith("and") else "red"),
+        Text(setup.rest, "green" if setup.rest.startswith("+") else "red"),
         Text(),
         state,
+        grid(frame, 16 if wide else 32),
         Text(),
-        grid(frame, inner // 2),
-        Text(),
-        bar("owned", frame.slots_owned / (len(frame.cells) * 16), bar_width, "bold yellow"),
+        bar("owned", frame.slots_owned / (len(frame.cells) * BLOCK_SIZE), bar_width, "bold yellow"),
         bar("filled", frame.filled, bar_width, "bold cyan"),
         tokens_bar(frame, bar_width),
         Text(),
         sentence(frame.note, inner, NOTE_LINES[wide]),
     ]
-    title = Text.assemble((f"{number} {setup.name} ", "bold"), (setup.zh, "bold"))
+    title = Text(f"{number} {setup.name}", "bold")
     return Panel(Group(*lines), title=title, title_align="left", width=inner + 4, padding=(0, 1))
 
 
@@ -102,18 +100,18 @@ def sentence(note: str, width: int, lines: int) -> Text:
 
 
 def legend() -> Text:
-    text = Text(no_wrap=False)
+    """How to read a panel, in three lines of at most 78 columns."""
+    text = Text()
     for kind, sample, meaning in (
-        ("held", "A", "tokens of A"),
-        ("reserved", "a", "reserved for A, empty"),
-        ("shared", "12", "shared by 12"),
-        ("cached", ":", "free, tokens kept"),
-        ("free", ".", "free"),
+        ("held", "A", "holds A's tokens  "),
+        ("reserved", "a", "reserved, empty  "),
+        ("shared", "4", "shared by 4  "),
+        ("shared", "+", "by 10 or more\n"),
+        ("cached", ":", "free, its tokens kept for a hit  "),
+        ("free", ".", f"free    tokens: d decode, p prompt, > over {BUDGET}\n"),
     ):
-        text.append(f" {sample} " if kind != "shared" else sample, style_of(kind, sample))
-        text.append(f" {meaning}   ")
-    text.append("d decode, p prompt tokens of the step")
-    return text
+        text.append(f" {sample} ", style_of(kind, sample)).append(f" {meaning}")
+    return text.append("owned: blocks that requests hold   filled: slots of those that hold a token")
 
 
 def picture(lanes: list[Lane], frames: list[Frame], console: Console) -> RenderableType:

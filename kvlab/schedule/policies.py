@@ -17,7 +17,7 @@ from kvlab.schedule.request import Request
 
 
 def admit(num_running: int, max_num_seqs: int, batch_was_empty: bool) -> bool:
-    """Continuous batching: whenever a seat is free."""
+    """Continuous batching: whenever a seat is free. (Children to come count as running.)"""
     return num_running < max_num_seqs
 
 

@@ -236,10 +236,13 @@ class Scheduler:
         limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
         promised = None
         aside = []
+        num_taken = len(self.running) + sum(r.num_to_fork for r in self.running)  # unborn children have seats too
         while self.waiting and budget > 0:
-            if not self.policies.admit(len(self.running), config.max_num_seqs, batch_was_empty):
-                break
             request = self.waiting.peek()
+            # A request with more children than there are seats takes all; the last children will wait.
+            num_before = num_taken + min(request.num_to_fork, config.max_num_seqs - 1)
+            if not self.policies.admit(num_before, config.max_num_seqs, batch_was_empty):
+                break
             hits, num_hit_tokens = manager.get_computed_blocks(request)
             if self._is_computed_this_step(request, len(hits), scheduled):
                 aside.append(self.waiting.pop())
@@ -260,6 +263,7 @@ class Scheduler:
             self._enter(request, computed, num_hit_tokens)
             scheduled[request.request_id] = (request, num_tokens)
             budget -= num_tokens
+            num_taken = num_before + 1
             promised += self._missing_blocks(request)
         for request in aside:
             self.waiting.add(request)

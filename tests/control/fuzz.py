@@ -67,7 +67,7 @@ class Adversary:
         return True if self._awake() else defaults.may_resume(request, room)
 
     def admit(self, num_running, max_num_seqs, batch_was_empty):
-        if num_running and self._awake() and self.rng.random() < 0.5:
+        if not batch_was_empty and self._awake() and self.rng.random() < 0.5:
             return False
         return num_running < max_num_seqs
 

@@ -35,7 +35,7 @@ def workload(seed: int, n: int) -> list[tuple[list[int], SamplingParams]]:
     return requests
 
 
-def make_engine(folder, dtype, block_size, budget, pressure, caching) -> LLM:
+def make_engine(folder, dtype, block_size, budget, pressure, caching, n) -> LLM:
     # Under pressure the pool holds the longest request and little more: 54 tokens.
     usable = 400 // block_size if pressure == "none" else -(-54 // block_size) + 2
     rng = random.Random(0)
@@ -47,7 +47,7 @@ def make_engine(folder, dtype, block_size, budget, pressure, caching) -> LLM:
         block_size=block_size,
         num_gpu_blocks_override=usable + 1,
         num_cpu_blocks_override=0 if pressure in ("none", "recompute") else 3 * usable,
-        max_num_seqs=4,
+        max_num_seqs=3 + n,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
         policies=None
@@ -76,7 +76,7 @@ def check_case(checkpoint, reference, kind, dtype, tolerance, case) -> dict[str,
     block_size, budget, pressure, caching, n = case
     seed = hash(case[:2]) % 1000  # ints and strings of ints only: the same in every process
     requests = workload(seed, n)
-    llm = make_engine(checkpoint(kind), str(dtype).removeprefix("torch."), block_size, budget, pressure, caching)
+    llm = make_engine(checkpoint(kind), str(dtype).removeprefix("torch."), block_size, budget, pressure, caching, n)
     oracle = reference(kind, dtype, tolerance)
     done = run(llm, requests, seed)
     for i, (prompt, params) in enumerate(requests):
@@ -123,8 +123,8 @@ def test_all_combinations(checkpoint, reference, kind, block_size):
 
 def test_the_cases_meet_what_they_are_for(checkpoint, reference):
     """Preemption both ways, copies, hits and cut chunks do happen in these workloads."""
-    recompute = check_case(checkpoint, reference, "qwen2-tied", torch.float64, 1e-9, (4, 19, "recompute", False, 3))
-    swap = check_case(checkpoint, reference, "qwen2-tied", torch.float64, 1e-9, (4, 19, "swap", False, 3))
+    recompute = check_case(checkpoint, reference, "qwen2-tied", torch.float64, 1e-9, (4, 256, "recompute", False, 3))
+    swap = check_case(checkpoint, reference, "qwen2-tied", torch.float64, 1e-9, (4, 256, "swap", False, 3))
     hits = check_case(checkpoint, reference, "qwen2-tied", torch.float64, 1e-9, (4, 256, "none", True, 3))
     assert recompute["num_preemptions_recompute"] > 0 and recompute["num_recomputed_tokens"] > 0
     assert swap["num_preemptions_swap"] > 0 and swap["num_swapped_in_blocks"] > 0

@@ -1,0 +1,133 @@
+"""Attention backends against the loops of `naive_paged_attention`, and those against plain softmax."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.model import attention
+from kvlab.model.attention import get_attention_backend, group_by_length
+from kvlab.model.batch import flat_batch
+from kvlab.model.config import ModelConfig
+from kvlab.model.kv_cache import KVCache
+
+
+def make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, dtype=torch.float64) -> KVCache:
+    config = ModelConfig("qwen2", 8, 8, 2, num_heads, num_kv_heads, head_dim, 16, 4096)
+    kv_cache = KVCache(config, num_blocks, block_size, dtype)
+    for layer in kv_cache.layers:
+        layer[:, 1:] = torch.nan  # nothing that was not written may matter
+    return kv_cache
+
+
+def make_step(kv_cache, chunks, seed=0):
+    """A batch of (tokens already computed, tokens now) and its q, k, v; the past K and V are in the cache."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    free = list(range(1, kv_cache.num_blocks))
+    rng.shuffle(free)
+    seqs = []
+    num_kv_heads, head_dim = kv_cache.block_shape[1:]
+    for past, now in chunks:
+        table = [free.pop() for _ in range(-(-(past + now) // kv_cache.block_size))]
+        seqs.append(([0] * now, past, table, True))
+        for position in range(past):
+            block, offset = table[position // kv_cache.block_size], position % kv_cache.block_size
+            for layer in kv_cache.layers:
+                layer[:, block, offset] = torch.randn(2, num_kv_heads, head_dim, generator=generator)
+    return flat_batch(seqs, kv_cache.block_size), generator
+
+
+def attend_with(name, kv_cache, batch, q, k, v, layer_index=1):
+    for layer in kv_cache.layers:  # each backend must write k and v itself
+        layer.view(2, -1, *k.shape[1:])[:, batch.slot_mapping] = torch.nan
+    backend = get_attention_backend(name)
+    with torch.inference_mode():
+        out = backend.attend(q, k, v, layer_index, backend.plan(batch, kv_cache))
+    written = kv_cache.layers[layer_index].view(2, -1, *k.shape[1:])[:, batch.slot_mapping]
+    assert torch.equal(written[0], k) and torch.equal(written[1], v)
+    return out
+
+
+def compare(num_heads, num_kv_heads, head_dim, block_size, chunks, dtype=torch.float64, tolerance=1e-12):
+    num_blocks = 3 + sum(-(-(past + now) // block_size) for past, now in chunks)
+    kv_cache = make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, dtype)
+    batch, generator = make_step(kv_cache, chunks)
+    count = len(batch.token_ids)
+    q = torch.randn(count, num_heads, head_dim, generator=generator).to(dtype)
+    k, v = torch.randn(2, count, num_kv_heads, head_dim, generator=generator).to(dtype)
+    expected = attend_with("naive", kv_cache, batch, q, k, v)
+    got = attend_with("torch", kv_cache, batch, q, k, v)
+    assert got.shape == q.shape and got.dtype == dtype
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128])
+@pytest.mark.parametrize("heads", [(14, 2), (4, 4), (7, 1)], ids=str)
+def test_head_sizes_and_groups(head_dim, heads):
+    compare(*heads, head_dim, 16, [(16, 1), (3, 1), (0, 5), (17, 4)])
+
+
+CHUNKS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@given(CHUNKS, st.integers(0, 4), st.sampled_from([1, 4, 16, 32]))
+@settings(max_examples=60, deadline=None)
+def test_any_mix_of_chunks_and_decodes(chunks, num_decodes, block_size):
+    decodes = [(past, 1) for past, _ in chunks[:num_decodes]]
+    compare(4, 2, 8, block_size, decodes + chunks)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_other_types(dtype, tolerance):
+    compare(14, 2, 64, 16, [(31, 1), (0, 1), (100, 1), (0, 33), (20, 20)], dtype, tolerance)
+
+
+def test_decodes_in_several_groups_keep_their_rows(monkeypatch):
+    lengths = [60, 1, 33, 5, 59, 2, 16, 15]
+    monkeypatch.setattr(attention, "GATHER_BYTES", 70 * 2 * 2 * 8 * 8)  # 70 tokens at a time
+    assert len(group_by_length(lengths, 70)) > 3
+    compare(4, 2, 8, 4, [(n - 1, 1) for n in lengths] + [(3, 3)])
+
+
+@given(st.lists(st.integers(1, 500), max_size=20), st.integers(1, 2000))
+def test_groups_are_a_partition_within_the_limit(lengths, limit):
+    groups = group_by_length(lengths, limit)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or len(group) * max(lengths[i] for i in group) <= limit
+        assert group == sorted(group)
+
+
+def test_large_scores_do_not_overflow():
+    kv_cache = make_cache(2, 1, 4, 4, 4, torch.float32)
+    batch, _ = make_step(kv_cache, [(0, 3)])
+    q = torch.full((3, 2, 4), 1000.0)
+    k = torch.tensor([1.0, 1000.0, -1000.0]).view(3, 1, 1).expand(3, 1, 4).contiguous()
+    v = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1).expand(3, 1, 4).contiguous()
+    for name in ("naive", "torch"):
+        out = attend_with(name, kv_cache, batch, q, k, v)
+        assert out[:, 0, 0].tolist() == [1.0, 2.0, 2.0]
+
+
+def test_the_oracle_by_hand():
+    """Two tokens, block size 1, blocks in reverse order: the weights are those of softmax([s0, s1])."""
+    kv_cache = make_cache(1, 1, 2, 1, 3)
+    batch = flat_batch([([7, 8], 0, [2, 1], True)], 1)
+    q = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]], dtype=torch.float64)
+    k = torch.tensor([[[3.0, 1.0]], [[0.0, 4.0]]], dtype=torch.float64)
+    v = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
+    out = attend_with("naive", kv_cache, batch, q, k, v)
+    a, b = (math.exp(2 * x / math.sqrt(2)) for x in (1.0, 4.0))
+    expected = torch.tensor([[[1, 0]], [[a / (a + b), b / (a + b)]]], dtype=torch.float64)
+    torch.testing.assert_close(out, expected, atol=1e-14, rtol=0)
+    assert kv_cache.layers[1][0, 2, 0, 0].tolist() == [3.0, 1.0]  # position 0 lies in block 2
+
+
+def test_unknown_backends_are_named():
+    with pytest.raises(ValueError, match="'triton'.*come later"):
+        get_attention_backend("triton")
+    with pytest.raises(ValueError, match=r"'flash' is unknown: use one of \['naive', 'torch'\]"):
+        get_attention_backend("flash")
