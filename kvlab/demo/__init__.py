@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.live import Live
 
 PICTURED_STEP = 38  # what stays on the page: the pools after this step
-SECONDS_PER_STEP = 0.12  # while the paged engine runs
-SECONDS_PER_STEP_LATER = 0.04  # while one waits for the others
+SECONDS_PER_STEP = 0.1  # while the paged engine runs
+SECONDS_PER_STEP_OTHERWISE = 0.03  # where little changes
+SECONDS_FOR_NEWS = 1.5  # to read a sentence about something that had not happened before
 FRAME_SECONDS = 0.08  # a redraw takes time too, most of all over a slow line
 
 INTRO = (
@@ -55,20 +56,19 @@ def run(fast: bool = False, model: str = "tiny", console: Console | None = None)
 
 
 def watch(console: Console, lanes: list) -> None:
-    """Step all lanes to their ends in a live view: together where the terminal is wide, else one after the other."""
+    """Step the lanes to their ends in a live view: together where the terminal is wide, else one after the other."""
     from kvlab.demo.view import is_wide, picture
 
-    for group in [lanes] if is_wide(console) else [[lane] for lane in reversed(lanes)]:
+    paged = lanes[-1]
+    for group in [lanes] if is_wide(console) else [[lane] for lane in lanes]:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             drawn = 0.0
             while any(not lane.done for lane in group):
                 started = monotonic()
-                slow = not group[-1].done
-                for lane in group:
-                    if not lane.done:
-                        lane.step()
-                if started - drawn >= FRAME_SECONDS:
+                stepped = [lane for lane in group if not lane.done]
+                news = any([lane.step().is_news for lane in stepped])
+                if news or started - drawn >= FRAME_SECONDS:
                     live.update(picture(group, [lane.frames[-1] for lane in group], console), refresh=True)
                     drawn = started
-                pause = SECONDS_PER_STEP if slow else SECONDS_PER_STEP_LATER
-                sleep(max(0.0, started + pause - monotonic()))
+                pause = SECONDS_PER_STEP if paged in stepped else SECONDS_PER_STEP_OTHERWISE
+                sleep(max(0.0, started + (SECONDS_FOR_NEWS if news else pause) - monotonic()))

@@ -19,6 +19,8 @@ class Narrator:
         self._config = scheduler.config
         self._batch: set[str] = set()
         self._held = (SITUATION, 0, "")  # weight, step of the event, sentence
+        self._told: set[int] = set()
+        self.is_news = False  # the last sentence told of an event of a kind not seen before
         self._story = self._paged
         if self._config.reservation == "contiguous":
             self._story = self._contiguous
@@ -28,6 +30,7 @@ class Narrator:
     def sentence(self, counts: dict, events: list) -> str:
         """What to say after a step. counts: the numbers of its Frame; events: what the Recorder heard in it."""
         step = counts["step"]
+        self.is_news = False
         if not counts["running"] and not counts["waiting"]:
             return f"All are answered, after {step} steps. Nobody owns a block any more."
         weight, since, text = self._held
@@ -35,9 +38,10 @@ class Narrator:
             weight = SITUATION
         for new_weight, new_text in self._story(counts, events):
             if new_weight >= weight:
-                weight, text = new_weight, new_text
-                since = step
+                weight, since, text = new_weight, step, new_text
         self._held = (weight, since, text)
+        self.is_news = since == step and weight > SITUATION and weight not in self._told
+        self._told.add(weight)
         return text
 
     def _contiguous(self, counts: dict, events: list) -> Iterator[tuple[int, str]]:
@@ -62,11 +66,9 @@ class Narrator:
         elif not running:
             yield PREEMPTION, f"The batch has ended. Only now may others enter ({waiting} waiting)."
         elif idle:
-            gone = "1 seat is" if idle == 1 else f"{idle} seats are"
-            end = f"yet {waiting} wait until the longest answer ends." if waiting else "until the longest answer ends."
-            yield SITUATION, f"Of a batch of {seats}, {gone} idle, {end}"
+            yield SITUATION, f"Idle seats: {idle} of {seats}, until the longest answer ends. Waiting: {waiting}."
         else:
-            yield SITUATION, f"The whole batch decodes. Waiting for its end: {waiting}."
+            yield SITUATION, f"The whole batch of {seats} decodes. Waiting for its end: {waiting}."
 
     def _paged(self, counts: dict, events: list) -> Iterator[tuple[int, str]]:
         names = self._letters

@@ -70,11 +70,12 @@ class Frame:
     slots_owned: int
     slots_filled: int
     note: str
+    is_news: bool  # the note tells of an event of a kind not seen before
 
     @property
     def filled(self) -> float:
-        """Share of the owned slots that hold a token's K/V, 0 to 1; 1 where nothing is owned."""
-        return self.slots_filled / self.slots_owned if self.slots_owned else 1.0
+        """Share of the owned slots that hold a token's K/V, 0 to 1; 0 where nothing is owned."""
+        return self.slots_filled / self.slots_owned if self.slots_owned else 0.0
 
 
 @dataclass
@@ -116,9 +117,15 @@ class Lane:
         """The mean step at which an answer was complete: how long a user waits."""
         return sum(self.answered_at.values()) / len(self.answered_at)
 
-    def mean(self, value) -> float:
-        """The mean of value(frame) over the steps."""
-        return sum(map(value, self.frames)) / len(self.frames)
+    @property
+    def mean_running(self) -> float:
+        """Sequences running after a step, the mean over steps."""
+        return sum(frame.running for frame in self.frames) / len(self.frames)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the owned slots that held a token, over all steps, 0 to 1 (L33 1.4)."""
+        return sum(frame.slots_filled for frame in self.frames) / sum(frame.slots_owned for frame in self.frames)
 
     def step(self) -> Frame:
         """One step of the engine, and the frame that shows it."""
@@ -160,7 +167,8 @@ class Lane:
             "slots_owned": BLOCK_SIZE * len(owner),
             "slots_filled": sum(filled.values()),
         }
-        return Frame(cells=cells, note=self._narrator.sentence(counts, self._events), **counts)
+        note = self._narrator.sentence(counts, self._events)
+        return Frame(cells=cells, note=note, is_news=self._narrator.is_news, **counts)
 
 
 def cell_of(block, owner: str | None, filled: int) -> Cell:

@@ -19,8 +19,8 @@ ROWS: tuple[tuple[str, Callable[[Lane], str], str], ...] = (
     ("tokens computed", lambda lane: f"{lane.stats.num_scheduled_tokens}", "L33 6.1"),
     ("prompt tokens found in the pool", lambda lane: f"{lane.stats.num_prefix_hit_tokens}", "L33 6.1"),
     ("running at once, most", lambda lane: f"{lane.stats.peak_running}", "PAV 4"),
-    ("running at once, mean", lambda lane: f"{lane.mean(lambda frame: frame.running):.1f}", "L33 3.3"),
-    ("owned slots that hold a token, mean", lambda lane: f"{lane.mean(lambda frame: frame.filled):.0%}", "L33 1.3"),
+    ("running at once, mean", lambda lane: f"{lane.mean_running:.1f}", "L33 3.3"),
+    ("owned slots that hold a token", lambda lane: f"{lane.utilisation:.0%}", "L33 1.3"),
     ("idle seats, sum over steps", lambda lane: f"{lane.stats.num_idle_seats}", "L33 3.1"),
     ("blocks copied on write", lambda lane: f"{lane.stats.num_copy_on_writes}", "L33 2.4"),
     ("preemptions", lambda lane: f"{lane.num_preemptions}", "L33 5.3"),
@@ -66,7 +66,7 @@ def takeaways(lanes: list[Lane]) -> list[str]:
     seat_steps = static.stats.num_idle_seats + sum(frame.running for frame in static.frames)
     lines = [
         f"Reservation (预留浪费, L33 1.3): {contiguous.setup.name} admits {contiguous.stats.peak_running} requests and "
-        f"its pool is full, but only {contiguous.mean(lambda frame: frame.filled):.0%} of the slots they own hold a "
+        f"its pool is full, but only {contiguous.utilisation:.0%} of the slots they own hold a "
         f"token. On pages (块表, L33 2.2) up to {paged.stats.peak_running} run in the same memory.",
         f"The batch (静态批处理, L33 3.1): {static.setup.name} has pages too, but "
         f"{static.stats.num_idle_seats / seat_steps:.0%} of its seats idle: nobody enters before all have left. Continuous "

@@ -97,6 +97,10 @@ class ModelConfig:
         missing = [key for key in REQUIRED if d.get(key) is None]
         if missing:
             raise ValueError(f"config.json lacks {missing}: take the file of the original checkpoint")
+        for key in (*REQUIRED, "num_key_value_heads", "head_dim"):
+            value = d.get(key)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{key} is {value!r}: it must be a positive whole number")
         if d.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act {d['hidden_act']!r} is not supported: only 'silu' (SwiGLU) is")
         if d.get("quantization_config"):
@@ -125,20 +129,16 @@ class ModelConfig:
             eos_token_ids=_eos(d),
             dtype=str(d.get("dtype") or d.get("torch_dtype") or "float32").removeprefix("torch."),
         )
-        config._check_sizes()
+        config._check_heads()
         return config
 
-    def _check_sizes(self):
-        for key in (*REQUIRED, "num_key_value_heads", "head_dim"):
-            value = getattr(self, key)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{key} is {value!r}: it must be a positive whole number")
+    def _check_heads(self):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}: each KV head must serve an equal group of query heads (GQA)"
             )
-        if self.head_dim % 2:
+        if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}: it must be even, because RoPE rotates pairs")
 
 

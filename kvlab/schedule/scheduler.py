@@ -49,6 +49,9 @@ class Scheduler:
         self.running: list[Request] = []
         self._families: dict[str, list[Request]] = {}  # parent id -> its unfinished sequences
         self._num_arrived = 0
+        self._chunk_limit = config.max_num_batched_tokens
+        if config.enable_chunked_prefill and config.long_prefill_token_threshold:
+            self._chunk_limit = config.long_prefill_token_threshold
         self._batch_size = 0
         self._finished_ids: list[str] = []
 
@@ -91,6 +94,13 @@ class Scheduler:
                 f"{name}: {prompt} prompt tokens and {max_tokens} outputs need more than the "
                 f"{self.manager.block_pool.num_usable_blocks} KV blocks of {self.config.block_size} tokens that there "
                 f"are; {room}, or give the engine more blocks"
+            )
+        budget = self.config.max_num_batched_tokens
+        if not self.config.enable_chunked_prefill and longest - 1 > budget:
+            raise ValueError(
+                f"{name}: it may grow to {longest - 1} computed tokens, which without chunked prefill must fit the "
+                f"{budget} of one step (it may be preempted and recomputed); enable chunked prefill or raise "
+                f"max_num_batched_tokens"
             )
         return longest
 
@@ -181,12 +191,14 @@ class Scheduler:
 
     def _schedule_running(self, output: SchedulerOutput) -> dict[str, tuple[Request, int]]:
         """Give running requests their tokens and slots; preempt until every planned request has them."""
-        limit = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
         scheduled: dict[str, tuple[Request, int]] = {}
         todo = list(self.running)
         while todo:
             budget = self.config.max_num_batched_tokens - sum(n for _, n in scheduled.values())
-            plan = self.policies.plan_tokens([r.num_tokens - r.num_computed_tokens for r in todo], budget, limit)
+            pending = [request.num_tokens - request.num_computed_tokens for request in todo]
+            plan = self.policies.plan_tokens(pending, budget, self._chunk_limit)
+            if sum(plan) > budget or any(not 0 <= n <= most for n, most in zip(plan, pending, strict=True)):
+                raise ValueError(f"plan_tokens gave {plan} of a budget of {budget} to requests with {pending} pending")
             for position, (request, num_tokens) in enumerate(zip(todo, plan, strict=True)):
                 if num_tokens <= 0:
                     continue
@@ -233,7 +245,6 @@ class Scheduler:
         """Let waiting requests in, in order, until the first that cannot come in."""
         config, manager = self.config, self.manager
         budget = config.max_num_batched_tokens - sum(n for _, n in scheduled.values())
-        limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
         promised = None
         aside = []
         num_taken = len(self.running) + sum(r.num_to_fork for r in self.running)  # unborn children have seats too
@@ -248,7 +259,7 @@ class Scheduler:
                 aside.append(self.waiting.pop())
                 continue
             computed = max(request.num_computed_tokens, num_hit_tokens)
-            num_tokens = min(request.num_tokens - computed, limit, budget)
+            num_tokens = min(request.num_tokens - computed, self._chunk_limit, budget)
             if not config.enable_chunked_prefill and num_tokens < request.num_tokens - computed:
                 break
             if promised is None:

@@ -118,7 +118,8 @@ class HostileRunner:
             return self._alone(output)
         self.fuzz.audit.before_step(output)
         self.fuzz.abort_some(0.02, "before the runner")
-        rate, rng = self.rate, self.rng
+        rng = self.rng
+        rate = min(0.5, self.rate * 5) if output.block_ops else self.rate  # copies are rare and delicate
         if rng.random() < rate:
             made = rng.randint(0, len(output.block_ops))
             self._copy(output.block_ops[:made])

@@ -8,7 +8,8 @@ from collections import Counter
 import fuzz
 import pytest
 
-from kvlab.blocks import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
+from kvlab.blocks import BlockPool, FreeKVCacheBlockQueue
+from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.manager import KVCacheManager
 from kvlab.prefix import HashChainIndex, hash_chain
 from kvlab.schedule import Request, RequestQueue, Scheduler
@@ -89,8 +90,9 @@ FAULTS = {
         "self.block_pool.touch(held)  # before taking new ones, which would evict them\n"
         "    new = self.block_pool.get_new_blocks(num_new)",
         "new = self.block_pool.get_new_blocks(num_new)\n    self.block_pool.touch(held)"),
-    "popleft_n miscounts": (FreeKVCacheBlockQueue, "popleft_n", "self.num_free_blocks -= n",
-                            "self.num_free_blocks -= max(n, 1)"),
+    "a link back is left dangling": (
+        FreeKVCacheBlockQueue, "popleft_n", "block.prev_free_block = self._head", "pass"),
+    "a run of blocks is not given back": (ContiguousKVCacheManager, "free", "self.arena.free(request.request_id)", "pass"),
     # copy-on-write and fork
     "forget the copy": (
         KVCacheManager, "_copy_on_write",
@@ -99,7 +101,6 @@ FAULTS = {
         SlotEchoRunner, "execute", "return sampled",
         "[self.gpu.__setitem__(d, list(self.gpu[s])) for k, s, d in output.block_ops if k == 'copy']\n    return sampled"),
     "every block is writable": (KVCacheManager, "allocate_slots", "not tail.is_writable", "False"),
-    "a published block is writable": (KVCacheBlock, "is_writable", "and self.block_hash is None", ""),
     "the copy is not counted": (
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
     "fork takes no reference": (KVCacheManager, "fork", "self.block_pool.touch(blocks)", "pass"),
@@ -137,9 +138,11 @@ FAULTS = {
     "a failed copy is forgiven": (
         Scheduler, "fail_step", "[request for request, _ in output.scheduled]", "[]"),
     "a failed way to swap space is forgiven": (Scheduler, "fail_step", "self._drop(request)", "pass"),
-    "copies made twice": (SlotEchoRunner, "execute", "if not output.block_ops_done:", "if True:"),
+    "a victim is forgotten": (Scheduler, "_preempt_one", "self.waiting.add(victim)", "pass"),
+    "one sibling's failure ends the family": (
+        Scheduler, "fail_requests", "self._end(requests, RequestStatus.FINISHED_ERROR, error)",
+        "self.finish_requests([r.request_id for r in requests], RequestStatus.FINISHED_ERROR, error)"),
     "children share one seed": (Request, "make_child", "self.seed + index", "self.seed"),
-    "min_tokens is ignored": (Request, "append_output_token", "self.num_output_tokens >= params.min_tokens", "True"),
     "one token too many": (Request, "append_output_token", ">= self.max_num_tokens", "> self.max_num_tokens"),
     "an aborted request still waits": (RequestQueue, "remove", "del self._members[request.request_id]", "pass"),
     "one order of arrival for all": (RequestQueue, "add", "(request.sort_key, self._num_added", "((0,), self._num_added"),

@@ -48,7 +48,9 @@ def test_a_qwen2_file_of_transformers_4():
     ],
 )
 def test_files_of_transformers_5_and_older_mean_the_same(tmp_path, family, options):
-    hf = getattr(transformers, f"{family}Config")(num_attention_heads=8, hidden_size=512, **options)
+    hf = getattr(transformers, f"{family}Config")(
+        num_attention_heads=8, num_key_value_heads=4, hidden_size=512, **options
+    )
     hf.save_pretrained(tmp_path)
     new = json.loads((tmp_path / "config.json").read_text())
     old = {key: value for key, value in new.items() if key != "rope_parameters"}
@@ -110,7 +112,8 @@ def test_generation_config_names_the_ends_first(tmp_path):
         ({"num_key_value_heads": 4}, "num_attention_heads 14 is not a multiple of num_key_value_heads 4"),
         ({"head_dim": 63}, "head_dim is 63"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"hidden_size": "896"}, "hidden_size is '896'"),
+        ({"num_attention_heads": 1000}, "head_dim is 0"),
     ],
 )
 def test_what_cannot_be_run_is_named(change, message):
