@@ -43,7 +43,7 @@ clean:
 # One stamp per set of extras: pip runs only when it is missing, or older than what it was made from.
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
 	$(VENV)/bin/python -m pip install -c constraints.txt -e ".[$*]"
-	@touch "$@"
+	@touch "$@" $(if $(filter test,$*),$(VENV)/.has-engine)
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \

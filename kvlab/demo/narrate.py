@@ -6,8 +6,10 @@
 
 from collections.abc import Iterator
 
+from kvlab.blocks import cdiv
+
 HOLD = 8  # steps
-SITUATION, HIT, FORK, COPY, PREEMPTION = range(5)  # what weighs more speaks first
+SITUATION, MIXED, RETURN, HIT, FORK, COPY, PREEMPTION = range(7)  # what weighs more speaks first
 
 
 class Narrator:
@@ -50,8 +52,9 @@ class Narrator:
         if waiting:
             first = self._letters[self._scheduler.waiting.peek().request_id]
             who = f"{first} waits" if waiting == 1 else f"{first} and {waiting - 1} more wait"
-            blocks = -(-self._config.max_model_len // self._config.block_size)
-            yield SITUATION, f"{who}, though {empty:.0%} of what is reserved is empty: no {blocks} blocks free in a row."
+            blocks = cdiv(self._config.max_model_len, self._config.block_size)
+            why = f"no {blocks} blocks free in a row"
+            yield SITUATION, f"{who}, though {empty:.0%} of what is reserved is empty: {why}."
         else:
             yield SITUATION, f"Nobody waits any more, and {empty:.0%} of what is reserved is empty."
 
@@ -74,24 +77,30 @@ class Narrator:
         names = self._letters
         pool = self._scheduler.manager.block_pool
         readers = max(block.ref_cnt for block in pool.blocks)
-        if counts["prefill_tokens"] and counts["decode_tokens"]:
-            yield SITUATION, (f"{counts['decode_tokens']} decodes go first, then {counts['prefill_tokens']} prompt "
-                              f"tokens fill the budget of {self._config.max_num_batched_tokens}.")  # fmt: skip
-        elif readers > 2:
-            yield SITUATION, f"{readers} requests read the same blocks: the system prompt is stored once."
+        if readers > 2:
+            yield SITUATION, f"The system prompt is stored once: {readers} block tables point to its blocks."
         else:
             yield SITUATION, f"Running: {counts['running']}. They own no more blocks than their tokens fill."
-        hits = [(names[e.request_id], e.values[0]) for e in events if e.kind == "schedule" and e.values[0]]
-        if hits:
-            who = ", ".join(letter for letter, _ in hits[:5]) + (" and others" if len(hits) > 5 else "")
+        if counts["prefill_tokens"] and counts["decode_tokens"]:
+            yield MIXED, (f"One step: {counts['decode_tokens']} decodes first, then {counts['prefill_tokens']} prompt "
+                          f"tokens, up to the budget of {self._config.max_num_batched_tokens}.")  # fmt: skip
+        hits = [(event.request_id, event.values[0]) for event in events if event.kind == "schedule" and event.values[0]]
+        if hits and HIT not in self._told:
+            who = ", ".join(names[request_id] for request_id, _ in hits)
             yield HIT, f"Prefix hit: {who} found {sum(n for _, n in hits)} tokens computed already."
+        for request_id, num_tokens in hits:
+            request = self._scheduler.requests.get(request_id)
+            if request is not None and request.num_preemptions:
+                who = names[request_id]
+                yield RETURN, f"{who} is back and computes its tokens again, but for {num_tokens} still here."
         for event in events:
             if event.kind == "fork" and event.request_id.endswith("#1"):
                 parent = event.request_id.split("#")[0]
                 family = [letter for name, letter in names.items() if name.split("#")[0] == parent]
                 yield FORK, f"Fork: {', '.join(family)} sample one prompt and share its blocks. Nothing is copied."
             elif event.kind == "copy":
-                yield COPY, f"Copy-on-write: before {names[event.request_id]} writes into a shared block, it gets a copy."
+                who = names[event.request_id]
+                yield COPY, f"Copy-on-write: before {who} writes into a shared block, it gets a copy."
             elif event.kind == "preempt":
-                yield PREEMPTION, (f"Preemption: no block is free. {names[event.request_id]}, the youngest, gives its "
-                                   f"blocks up and waits again.")  # fmt: skip
+                who = names[event.request_id]
+                yield PREEMPTION, f"Preemption: no block is free. {who}, the youngest, loses its blocks and waits."

@@ -51,9 +51,9 @@ def verdict(lanes: list[Lane]) -> Text:
     count = len(lanes[0].outputs)
     if letters := differences(lanes):
         return Text(
-            f"{count - len(letters)} of {count} answers are the same in all three engines; {', '.join(letters)} differ. "
-            f"Batches of other sizes round differently, which can tip a choice between two tokens of almost equal "
-            f"logits (L33 8.1).", "bold yellow")  # fmt: skip
+            f"{count - len(letters)} of {count} answers are the same in all three engines, not those of "
+            f"{', '.join(letters)}. Batches of other sizes round differently, which can tip a choice between two "
+            f"tokens of almost equal logits (L33 8.1).", "bold yellow")  # fmt: skip
     return Text(
         f"All {count} answers are the same in all three engines, token for token: "
         f"memory and scheduling change when a token comes, not which one.", "bold green")  # fmt: skip
@@ -69,18 +69,16 @@ def takeaways(lanes: list[Lane]) -> list[str]:
         f"its pool is full, but only {contiguous.utilisation:.0%} of the slots they own hold a "
         f"token. On pages (块表, L33 2.2) up to {paged.stats.peak_running} run in the same memory.",
         f"The batch (静态批处理, L33 3.1): {static.setup.name} has pages too, but "
-        f"{static.stats.num_idle_seats / seat_steps:.0%} of its seats idle: nobody enters before all have left. Continuous "
-        f"batching (连续批处理, L33 3.2) lets one in wherever one leaves: {paged.stats.num_steps} steps instead of "
-        f"{static.stats.num_steps}.",
-        f"Sharing (前缀缓存, L33 6.1): {hits} of {queried} prompt tokens were found, not computed. F was sampled 3 times "
-        f"by fork; {paged.stats.num_copy_on_writes} blocks were copied on write (写时复制, L33 2.4).",
+        f"{static.stats.num_idle_seats / seat_steps:.0%} of its seats idle: nobody enters before all have left. "
+        f"Continuous batching (连续批处理, L33 3.2) lets one in wherever one leaves: {paged.stats.num_steps} steps "
+        f"instead of {static.stats.num_steps}.",
+        f"Sharing (前缀缓存, L33 6.1): {hits} of {queried} prompt tokens were found, not computed. F was sampled 3 "
+        f"times by fork (分叉), with {paged.stats.num_copy_on_writes} blocks copied on write (写时复制, L33 2.4).",
     ]
     if paged.num_preemptions:
         lines.append(
             f"The price (抢占, L33 5.3): {paged.num_preemptions} times the pool ran dry and the youngest gave way; "
-            f"{paged.stats.num_recomputed_tokens} tokens were computed twice. No answer changed."
-            if not differences(lanes)
-            else f"The price (抢占, L33 5.3): {paged.num_preemptions} times the pool ran dry and the youngest gave way."
+            f"{paged.stats.num_recomputed_tokens} tokens were computed twice."
         )
     steps, time = contiguous.stats.num_steps / paged.stats.num_steps, contiguous.seconds / paged.seconds
     lines.append(

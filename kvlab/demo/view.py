@@ -1,6 +1,6 @@
 """The picture: each engine's block pool as a grid of cells, its numbers, and the sentence of the step.
 
-    +- 3 paged ----------+
+    +- paged ------------+
     | step 31  run 24 ..|      A   a block that holds tokens of request A      (its letter is its identity,
     | A A + B B B a . .  |     a   reserved for A, holds nothing yet            colour only helps the eye)
     | owned  #######     |     4 + one block that 4 (10 or more) requests share
@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from kvlab.blocks import cdiv
 from kvlab.demo.race import BLOCK_SIZE, BUDGET, Frame, Lane, Setup
 from kvlab.demo.workload import LETTERS
 
@@ -58,18 +59,17 @@ def bar(label: str, share: float, width: int, style: str) -> Text:
 
 def tokens_bar(frame: Frame, width: int) -> Text:
     """The step's tokens, one letter for each few: decodes, then prompt tokens; '>' where they run off the budget."""
-    per_char = BUDGET / width
-    decode = -(-frame.decode_tokens // per_char)
-    total = -(-(frame.decode_tokens + frame.prefill_tokens) // per_char)
-    text = Text(f"{'tokens':<7}")
-    text.append("d" * int(min(decode, width)), "bold green")
-    text.append("p" * int(min(total, width) - min(decode, width)), "bold magenta")
-    text.append("-" * int(width - min(total, width)), "dim")
     number = frame.decode_tokens + frame.prefill_tokens
-    return text.append(">" if total > width else " ").append(f"{number:>4}")
+    decode = min(width, cdiv(frame.decode_tokens * width, BUDGET))
+    total = min(width, cdiv(number * width, BUDGET))
+    text = Text(f"{'tokens':<7}")
+    text.append("d" * decode, "bold green")
+    text.append("p" * (total - decode), "bold magenta")
+    text.append("-" * (width - total), "dim")
+    return text.append(">" if number > BUDGET else " ").append(f"{number:>4}")
 
 
-def panel(number: int, setup: Setup, frame: Frame, wide: bool) -> Panel:
+def panel(setup: Setup, frame: Frame, wide: bool) -> Panel:
     """One engine after one step; 36 columns wide side by side, 78 alone."""
     inner = 32 if wide else 72
     bar_width = inner - 7 - 5
@@ -88,7 +88,7 @@ def panel(number: int, setup: Setup, frame: Frame, wide: bool) -> Panel:
         Text(),
         sentence(frame.note, inner, NOTE_LINES[wide]),
     ]
-    title = Text(f"{number} {setup.name}", "bold")
+    title = Text(setup.name, "bold")
     return Panel(Group(*lines), title=title, title_align="left", width=inner + 4, padding=(0, 1))
 
 
@@ -107,7 +107,7 @@ def legend() -> Text:
         ("reserved", "a", "reserved, empty  "),
         ("shared", "4", "shared by 4  "),
         ("shared", "+", "by 10 or more\n"),
-        ("cached", ":", "free, its tokens kept for a hit  "),
+        ("cached", ":", "free, tokens kept  "),
         ("free", ".", f"free    tokens: d decode, p prompt, > over {BUDGET}\n"),
     ):
         text.append(f" {sample} ", style_of(kind, sample)).append(f" {meaning}")
@@ -117,7 +117,7 @@ def legend() -> Text:
 def picture(lanes: list[Lane], frames: list[Frame], console: Console) -> RenderableType:
     """The panels of `lanes` at `frames`, side by side where the console is wide enough, and the legend."""
     wide = is_wide(console)
-    panels = [panel(n, lane.setup, frame, wide) for n, (lane, frame) in enumerate(zip(lanes, frames, strict=True), 1)]
+    panels = [panel(lane.setup, frame, wide) for lane, frame in zip(lanes, frames, strict=True)]
     return Group(Columns(panels, padding=(0, 0)) if wide else Group(*panels), legend())
 
 

@@ -59,8 +59,8 @@ class Sampler:
         if not all(finite):
             i = finite.index(False)
             raise ValueError(
-                f"row {rows[i].row} of the logits has {highest[i].item()} as its highest value: either the model "
-                "computed it (float16 overflows, try dtype='float32'), or all tokens are banned"
+                f"row {rows[i].row} of the logits has {highest[i].item()} as its highest value: either the "
+                "model computed it (float16 overflows, try dtype='float32'), or all tokens are banned"
             )
         tokens = greedy.tolist()
         for ranked, draw in ((False, draw_from_all), (True, draw_from_first_ranks)):

@@ -47,7 +47,7 @@ def resolve_model(name: str | os.PathLike, source: str | None = None) -> Path:
 
         return Path(MODEL_DIR)
     folder = Path(text).expanduser()
-    if folder.is_dir():
+    if text and folder.is_dir():
         return folder
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text):
         raise CheckpointError(
@@ -70,8 +70,9 @@ def _download(hub_id: str, source: str) -> Path:
     except ModuleNotFoundError as error:
         raise CheckpointError(f"{source!r} needs a package: pip install {error.name}") from error
     except Exception as error:  # many kinds: offline, refused, unknown name, licence not accepted, disk full
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise CheckpointError(
-            f"could not download {hub_id!r} from {source!r} ({type(error).__name__}: {str(error)[:300]}). "
+            f"could not download {hub_id!r} from {source!r} ({reason}). "
             "Check the name and the network; set KVLAB_HUB to 'modelscope' or to a mirror's https URL; or "
             "download the folder elsewhere and give its path"
         ) from error

@@ -14,7 +14,7 @@ import random
 import struct
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.engine.core import EngineCore
 from kvlab.sampling_params import SamplingParams
-from kvlab.schedule import Policies, Request, RequestStatus, Scheduler, SchedulerOutput
+from kvlab.schedule import EngineCoreOutput, Policies, Request, RequestStatus, Scheduler, SchedulerOutput
 from kvlab.schedule import policies as defaults
 from kvlab.sim import SlotEchoRunner, echo_generate
 from kvlab.sim.slot_echo import EMPTY
@@ -116,7 +116,10 @@ class HostileRunner:
     def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
         if output.block_ops_done:
             return self._alone(output)
-        self.fuzz.audit.before_step(output)
+        try:
+            self.fuzz.audit.before_step(output)
+        except AssertionError as complaint:  # the engine would take it for a failure of the runner
+            self.fuzz.complaint = complaint
         self.fuzz.abort_some(0.02, "before the runner")
         rng = self.rng
         rate = min(0.5, self.rate * 5) if output.block_ops else self.rate  # copies are rare and delicate
@@ -162,22 +165,25 @@ class Fuzz:
         self.counts: Counter = Counter()
         size = rng.choice([1, 1, 2, 3, 4, 4, 8, 16])
         self.vocab_size = rng.choice([11, 97])
-        longest = rng.choice([12, 30, 60])
+        self.is_tight = rng.random() < 0.4  # many at once, let in without room, in a pool for little more than one
+        longest = rng.choice([30, 60] if self.is_tight else [12, 30, 60])
         barely = -(-longest // size)
         usable = max(1, rng.choice([barely, barely, barely + 1, barely + 2, rng.randint(1, barely), 2 * barely, 40]))
+        if self.is_tight:
+            usable = barely + rng.choice([0, 0, 1, 3])
         num_cpu = rng.choice([0, 0, 1, 3, max(1, usable // 2), 3 * usable, 3 * usable])
         chunked = rng.random() < 0.92
-        budget = rng.choice([1, 2, 3, 5, 8, 16, 64, 64]) if chunked else 70
+        budget = rng.choice([1, 2, 3, 5, 8, 16, 64, 64]) if chunked else rng.choice([20, 40, 70])
         self.longest = longest
-        self.max_model_len = 70 if not chunked else rng.choice([None, None, max(2, longest - 5), 70])
+        self.max_model_len = rng.choice([None, None, max(2, longest - 5), 70] if chunked else [None, budget])
         self.config = EngineConfig(
             block_size=size,
             num_gpu_blocks_override=usable + 1,
             num_cpu_blocks_override=num_cpu,
-            max_num_seqs=rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 8]),
+            max_num_seqs=rng.choice([4, 8] if self.is_tight else [1, 2, 3, 4, 5, 6, 7, 8]),
             max_num_batched_tokens=budget,
             enable_chunked_prefill=chunked,
-            long_prefill_token_threshold=rng.choice([0, 0, 1, 3, 7]) if chunked else 0,
+            long_prefill_token_threshold=rng.choice([0, 0, 1, 3, 7]),
             enable_prefix_caching=rng.random() < 0.65,
             max_model_len=self.max_model_len,
             batching=rng.choice(["continuous"] * 5 + ["static"]),
@@ -188,6 +194,8 @@ class Fuzz:
             policies = Adversary(rng, patience=rng.choice([20, 100, 300])).policies
             if not chunked:  # cutting a prompt would break the promise that it is computed whole
                 policies = Policies(choose_victim=policies.choose_victim, swap_or_recompute=policies.swap_or_recompute)
+        if self.is_tight:
+            policies = replace(policies, may_resume=lambda request, room, left=[300]: self._reckless(request, room, left))
         self.contiguous = rng.random() < 0.06
         manager = None
         if self.contiguous:
@@ -202,13 +210,19 @@ class Fuzz:
         self.core = EngineCore(self.scheduler, self.runner)
         self.tries_steps_again = rng.random() < 0.15  # a driver that schedules a failed step anew
         self.abort_rate = rng.choice([0, 0, 0.02, 0.1])
+        self.complaint: AssertionError | None = None
         self.jobs: dict[str, Job] = {}  # the latest by id: ids of finished requests are used again
         self.done: list[Job] = []
-        self.num_to_add = rng.choice([1, 2, 4, 8, 8, 12, 12])
-        self.add_rate = rng.choice([0.2, 0.5, 0.9])
+        self.num_to_add = rng.choice([6, 10] if self.is_tight else [1, 2, 4, 8, 12])
+        self.add_rate = 0.9 if self.is_tight else rng.choice([0.2, 0.5, 0.9])
         shared = [size - 1, size, size + 1, 2 * size, 3 * size, rng.randint(1, 20)]
         self.prefixes = [self._tokens(rng.choice(shared)) for _ in range(3)]
         self.poison_rate = 0.1 if self.runner.rate else 0.0
+
+    @staticmethod
+    def _reckless(request, room, left: list[int]) -> bool:
+        left[0] -= 1
+        return left[0] > 0 or defaults.may_resume(request, room)
 
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] += number
@@ -227,7 +241,8 @@ class Fuzz:
             prompt = job.request.prompt_token_ids + rng.choice(job.want) + self._tokens(rng.randint(0, 3))
         else:
             prompt = rng.choice(self.prefixes) + self._tokens(rng.choice([0, 0, 1, size, 2 * size, rng.randint(0, 10)]))
-        return prompt[: rng.choice([self.longest // 2, self.longest // 2, self.longest + 4])] or self._tokens(1)
+        most = rng.choice([self.longest // 2, self.longest // 2, self.longest + 4])
+        return prompt[: self.longest // 3 if self.is_tight else most] or self._tokens(1)
 
     def _request(self) -> Request:
         rng = self.rng
@@ -241,7 +256,7 @@ class Fuzz:
         )
         if rng.random() < 0.3:
             params = SamplingParams(**{**vars(params), "min_tokens": rng.randint(0, params.max_tokens or 10)})
-        spare = [name for name, job in self.jobs.items() if job.is_done and not job.request.request_id == ""]
+        spare = [name for name, job in self.jobs.items() if job.is_done]
         name = rng.choice(spare) if spare and rng.random() < 0.3 else f"r{len(self.jobs) + len(self.done)}"
         return Request(name, self._prompt(), params, eos_token_ids=EOS, priority=rng.choice([0, 0, 0, 1, 2]),
                        cache_salt=rng.choice([None, None, None, "a", "b"]))  # fmt: skip
@@ -253,6 +268,8 @@ class Fuzz:
         limits = [self.max_model_len] if self.max_model_len else []
         limits += [prompt + asked] if asked else [usable + 1]
         limit = min(limits)
+        if not self.config.enable_chunked_prefill:  # after a preemption all of it is computed in one step
+            usable = min(usable, self.config.max_num_batched_tokens)
         return limit if prompt < limit and limit - 1 <= usable else None
 
     # ---- drive
@@ -330,13 +347,13 @@ class Fuzz:
                 continue
             self.take(self._step_again() if self.tries_steps_again else self.core.step())
             steps += 1
+            if self.complaint is not None:
+                raise self.complaint
             self.audit.after_step()
             self.abort_some(self.abort_rate, "between steps")
             if rng.random() < 0.02:
                 empty = self.manager.usage == 0
                 assert self.manager.reset_prefix_cache() == empty
-            if rng.random() < 0.1:
-                self.audit.after_step()
             assert steps < MAX_STEPS, "it does not end"
         self.judge()
         self.count("workloads")
@@ -359,15 +376,10 @@ class Fuzz:
                 sampled = self.runner.execute(output)
             except RunnerFault as error:
                 if not output.block_ops_done:
-                    return [type(o)(o.request, []) for o in self._fail(output, str(error))]
+                    return [EngineCoreOutput(r, []) for r in scheduler.fail_step(output, str(error))]
                 self.count("scheduled again")
                 continue
             return core.scheduler.update_from_output(output, sampled)
-
-    def _fail(self, output, error):
-        from kvlab.schedule import EngineCoreOutput
-
-        return [EngineCoreOutput(request, []) for request in self.scheduler.fail_step(output, error)]
 
     # ---- judge
 
@@ -432,7 +444,8 @@ class Audit:
         ids = [request.request_id for request, _ in output.scheduled]
         assert len(set(ids)) == len(ids) and not set(ids) & set(output.preempted)
         assert output.total_num_scheduled_tokens <= config.max_num_batched_tokens
-        limit = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        threshold = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
+        limit = threshold or config.max_num_batched_tokens
         size = config.block_size
         written = set()
         for (request, num_tokens), table in zip(output.scheduled, output.block_tables, strict=True):
@@ -448,7 +461,7 @@ class Audit:
                 assert not any(manager.swap_space.resident(c) is block for c in self._owned_cpu_blocks())
                 written.add(block.block_id)
         if output.preempted:  # then nobody comes in; those who stay were here before
-            assert all(request in self.running_before for request, _ in output.scheduled), "admitted amid preemption"
+            assert {request for request, _ in output.scheduled} <= self.running_before, "admitted amid preemption"
         assert len(scheduler.running) <= config.max_num_seqs
         assert not (self.fuzz.contiguous and (output.preempted or output.block_ops))
 
@@ -517,6 +530,7 @@ class Audit:
         published = manager.block_pool.cached_block_hash_to_block
         assert not published or self.fuzz.config.enable_prefix_caching
         for key, block in published.items():
+            assert key in self.names, f"{block} has a name that no computed tokens lead to"
             index, tokens = self.names[key]
             want = list(zip(tokens, range(index * size, (index + 1) * size), strict=True))
             assert gpu[block.block_id] == want and block.block_hash == key, f"{block} does not hold what it is named for"

