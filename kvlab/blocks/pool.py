@@ -69,21 +69,26 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more owner for each of `blocks`; those in the free queue leave it."""
+        blocks = list(blocks)
         for block in blocks:
             if block.ref_cnt == 0 and not block.is_null:
                 self.free_block_queue.remove(block)
             block.ref_cnt += 1
-        if self.recorder is not None:
+        if self.recorder is not None and blocks:
             self.recorder.emit("touch", None, [b.block_id for b in blocks])
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """One owner fewer for each of `ordered_blocks`; those without any go to the tail, in this order.
 
-        Give a request's last block first: then its prefix is evicted last. ValueError on a double free.
+        Give a request's last block first: then its prefix is evicted last. ValueError on a double free,
+        and nothing changed.
         """
         freed = []
-        for block in ordered_blocks:
+        ordered_blocks = list(ordered_blocks)
+        for i, block in enumerate(ordered_blocks):
             if block.ref_cnt < 1:
+                for counted in ordered_blocks[:i]:
+                    counted.ref_cnt += 1
                 raise ValueError(f"block {block.block_id} has no owner: it was freed twice")
             block.ref_cnt -= 1
             if block.ref_cnt == 0 and not block.is_null:

@@ -6,7 +6,7 @@
     view       the pools, live in the terminal, or as a picture of one step
     report     the table, how to read it, some answers, where to go next
 
-On a terminal it takes about 30 seconds, most of them to watch; elsewhere (a pipe, CI) it prints a picture of one step.
+On a terminal it takes about half a minute, most of it to watch; elsewhere (a pipe, CI) it prints a picture of one step.
 """
 
 from time import monotonic, sleep
@@ -36,20 +36,21 @@ def run(fast: bool = False, model: str = "tiny", console: Console | None = None)
     console.print("\nkvlab demo: where does the KV cache go?", style="bold")
     console.print(INTRO + "\n")
     with console.status("Loading PyTorch and the model ..."):
-        from kvlab.demo.race import make_lanes  # seconds, so the title comes first
+        from kvlab.demo.race import make_lanes, one_thread  # seconds, so the title comes first
+        from kvlab.demo.report import print_report
+        from kvlab.demo.view import picture
 
         lanes = make_lanes(model)
-    if fast or not console.is_terminal or console.is_dumb_terminal:
-        for lane in lanes:
-            while not lane.done:
-                lane.step()
-    else:
-        watch(console, lanes)
-    from kvlab.demo.report import print_report
-    from kvlab.demo.view import picture
+    with one_thread():
+        if fast or not console.is_terminal or console.is_dumb_terminal:
+            for lane in lanes:
+                while not lane.done:
+                    lane.step()
+        else:
+            watch(console, lanes)
 
     console.print(f"The three pools after step {PICTURED_STEP}", style="bold")
-    console.print(picture(lanes, [lane.frames[PICTURED_STEP - 1] for lane in lanes], console))
+    console.print(picture(lanes, [lane.frames[:PICTURED_STEP][-1] for lane in lanes], console))
     console.print()
     print_report(console, lanes)
     return lanes

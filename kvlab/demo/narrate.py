@@ -10,6 +10,7 @@ from kvlab.blocks import cdiv
 
 HOLD = 8  # steps
 SITUATION, MIXED, RETURN, HIT, FORK, COPY, PREEMPTION = range(7)  # what weighs more speaks first
+ENTRY, END = 1, 2  # of a static batch
 
 
 class Narrator:
@@ -65,9 +66,9 @@ class Narrator:
         self._batch |= running
         seats, idle, waiting = len(self._batch), len(self._batch - running), counts["waiting"]
         if counts["prefill_tokens"]:
-            yield COPY, f"A batch enters. All its prompts are one step of {counts['prefill_tokens']} tokens."
+            yield ENTRY, f"A batch enters. All its prompts are one step of {counts['prefill_tokens']} tokens."
         elif not running:
-            yield PREEMPTION, f"The batch has ended. Only now may others enter ({waiting} waiting)."
+            yield END, f"The batch has ended. Only now may others enter ({waiting} waiting)."
         elif idle:
             yield SITUATION, f"Idle seats: {idle} of {seats}, until the longest answer ends. Waiting: {waiting}."
         else:

@@ -6,13 +6,14 @@
 A Lane is plain bookkeeping around `EngineCore`: nothing here decides anything about the engine's work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
 from kvlab.demo.narrate import Narrator
-from kvlab.demo.workload import Job, letters_of
+from kvlab.demo.workload import Job, letters_of, make_jobs
 from kvlab.events import Recorder
 from kvlab.schedule import Policies, Request
 
@@ -58,7 +59,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """What one sees of an engine after a step. Tokens and slots are counts; blocks lists the usable ones."""
+    """What one sees of an engine after a step. Tokens and slots are counts; a cell for each usable block."""
 
     step: int
     cells: list[Cell]
@@ -180,9 +181,21 @@ def cell_of(block, owner: str | None, filled: int) -> Cell:
     return Cell("cached", ":") if block.block_hash is not None else Cell("free", ".")
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one CPU thread: in a model this small, threads mostly wait for one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def make_lanes(model: str) -> list[Lane]:
     """The three engines, loaded, with all requests added."""
-    from kvlab.demo.workload import make_jobs
     from kvlab.engine import LLM
 
     lanes, jobs = [], None

@@ -31,7 +31,7 @@ class Ask(NamedTuple):
 CHAT = ("KV cache", "PagedAttention", "block table")
 ASKS = (
     Ask("KV cache"),
-    Ask("address arithmetic"),
+    Ask("holes in memory"),
     Ask("preemption", max_tokens=12),
     Ask("block size", history=CHAT),
     Ask("why paging raises throughput"),
@@ -45,14 +45,14 @@ ASKS = (
     Ask("prefix caching", history=CHAT[:2]),
     Ask("paging and batching"),
     Ask("decode", max_tokens=8),
-    Ask("number of copies"),
+    Ask("block boundary"),
     Ask("SwiGLU"),
     Ask("swap", max_tokens=12),
     Ask("copy-on-write", history=CHAT),
     Ask("capacity example"),
     Ask("who I am", plain=True),
-    Ask("chunk count"),
-    Ask("KV of Qwen2.5-7B", max_tokens=20),
+    Ask("balance point"),
+    Ask("KV of Qwen2.5-7B"),
     Ask("caching keeps the answer"),
 )
 

@@ -136,11 +136,9 @@ def weigh(logits: Tensor, highest: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 def pick(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """The index, int64 [R, 1], where the running sum of weights [R, C] first exceeds uniform * total."""
     sums = weights.cumsum(-1)
-    total = sums[:, -1:].contiguous()
-    index = torch.searchsorted(sums, _column([r.uniform for r in rows], weights) * total, right=True)
-    # A uniform so near 1 that the product rounds up to the total would fall off the end: take the last token
-    # that has weight.
-    return torch.minimum(index, torch.searchsorted(sums, total))
+    # uniform <= 1 - 2^-53, and no float64 times that rounds up to itself: the target stays below the last sum.
+    target = _column([r.uniform for r in rows], weights) * sums[:, -1:]
+    return torch.searchsorted(sums, target, right=True)
 
 
 def _column(values: list, like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

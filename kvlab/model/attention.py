@@ -181,7 +181,7 @@ class TorchAttention:
 
 
 def group_by_length(seq_lens: list[int], max_tokens: int) -> list[list[int]]:
-    """Cut sequences into groups of similar length: indices, longest first, in order within a group.
+    """Cut sequences into groups of similar length: their indices, longest first.
 
     A group is padded to its longest context; size times longest is at most `max_tokens`, or it is one
     sequence.
@@ -191,7 +191,7 @@ def group_by_length(seq_lens: list[int], max_tokens: int) -> list[list[int]]:
         if not groups or (len(groups[-1]) + 1) * seq_lens[groups[-1][0]] > max_tokens:
             groups.append([])
         groups[-1].append(i)
-    return [sorted(group) for group in groups]
+    return groups
 
 
 def context_slots(

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2Tokenizer,
 )
 
 from kvlab.tiny import SYSTEM_PROMPT, load_glossary
@@ -47,9 +48,15 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(entries):
-    """Byte-level BPE (字节对编码) of VOCAB_SIZE tokens from the glossary; no normaliser: bytes survive."""
+    """Byte-level BPE (字节对编码) of VOCAB_SIZE tokens from the glossary, cut into words as Qwen2 does.
+
+    Loaders give every checkpoint of model_type qwen2 Qwen2's own normaliser (NFC) and word pattern (each digit
+    alone), whatever tokenizer.json says; trained on other pieces, the model would be asked in a foreign tongue.
+    """
+    qwen2 = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer = qwen2.normalizer
+    tokenizer.pre_tokenizer = qwen2.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     corpus = [SYSTEM_PROMPT, "system", "user", "assistant"] * 20  # frequent, so that each word is one token
     for entry in entries:

@@ -73,7 +73,7 @@ def problems(draw):
 
 
 @given(problems(), st.sampled_from([1, 2, 128]))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_every_token_is_one_the_definition_allows(problem, first_look):
     logits, rows = problem
     original, module.FIRST_LOOK = module.FIRST_LOOK, first_look
@@ -116,6 +116,13 @@ def test_a_large_vocabulary_with_ties_at_the_boundary():
     share = (math.e + 200) / (math.e + 4999)  # the first rank and 200 of the equals
     tokens = sampler(logits, [SampleRow(0, 1.0, top_p=share - 1e-6, uniform=u / 2000) for u in range(2000)])
     assert set(tokens) == {*range(200), 4321}
+
+
+@pytest.mark.parametrize("top_p, kept", [(0.25, {0}), (0.2501, {0, 1}), (0.5, {0, 1}), (0.75, {0, 1, 2})])
+def test_top_p_stops_where_the_share_is_reached(top_p, kept):
+    """Four equals: shares of exactly 1/4, so that the boundary is exact."""
+    rows = [SampleRow(0, 1.0, top_p=top_p, uniform=u / 64) for u in range(64)]
+    assert set(sampler(torch.zeros(1, 4), rows)) == kept
 
 
 def test_greedy_takes_the_lowest_of_equals():
