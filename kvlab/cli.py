@@ -79,12 +79,14 @@ def _options(
 
 
 @app.command()
-def demo() -> None:
+def demo(
+    fast: Annotated[bool, typer.Option("--fast", help="No live view: the last frames and the tables.")] = False,
+) -> None:
     """The tour: one workload through three ways of managing the KV cache, live."""
     with _engine_extra():
         from kvlab.demo import run
 
-        run()
+        run(fast=fast)
 
 
 @app.command()

@@ -59,12 +59,15 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} is {value!r}: use a whole number >= {least} ({why})")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        real = lambda value: isinstance(value, int | float) and not isinstance(value, bool)  # noqa: E731
+        if not (real(self.gpu_memory_utilization) and 0 < self.gpu_memory_utilization <= 1):
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization!r}: use a share in (0, 1], such as 0.9"
             )
-        if self.swap_space < 0:
+        if not (real(self.swap_space) and 0 <= self.swap_space < float("inf")):
             raise ValueError(f"swap_space is {self.swap_space!r} GiB: use 0 for none, or a positive number")
+        if not isinstance(self.seed, int):
+            raise ValueError(f"seed is {self.seed!r}: use a whole number")
         choices = [
             ("batching", ("continuous", "static")),
             ("reservation", ("paged", "contiguous")),

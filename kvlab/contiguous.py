@@ -26,16 +26,32 @@ class ContiguousKVCacheManager(KVCacheManager):
         super().__init__(num_gpu_blocks, block_size, enable_caching=False, recorder=recorder)
         self.arena = arena or ContiguousArena(num_gpu_blocks - 1, start=1)
         self._reserve = reserve if callable(reserve) else lambda request: reserve
+        self._longest = super().max_tokens_per_request
+        if not callable(reserve):
+            if cdiv(reserve, block_size) > self.block_pool.num_usable_blocks:
+                raise ValueError(
+                    f"each request reserves {reserve} tokens, and there are {self.block_pool.num_usable_blocks} blocks "
+                    f"of {block_size}: reserve less (max_model_len) or give the engine more blocks"
+                )
+            self._longest = cdiv(reserve, block_size) * block_size
+
+    @property
+    def max_tokens_per_request(self) -> int:
+        return self._longest
 
     def num_blocks_to_start(self, request, num_tokens: int, hits: Sequence[KVCacheBlock]) -> int:
         return cdiv(self._reserve(request), self.block_size)
 
+    def allocate_slots(self, request, num_new_tokens: int,
+                       new_computed_blocks: Sequence[KVCacheBlock] = ()) -> list[KVCacheBlock] | None:  # fmt: skip
+        """As for KVCacheManager, but nothing ever grows past what was reserved: ValueError if it had to."""
+        slots = self.num_blocks_to_start(request, 0, ()) * self.block_size
+        if (needed := request.num_computed_tokens + num_new_tokens) > slots:
+            raise ValueError(f"request {request.request_id!r} reserves {slots} slots but needs {needed}: reserve more")
+        return super().allocate_slots(request, num_new_tokens, new_computed_blocks)
+
     def _start(self, request, num_new_tokens: int, hits: Sequence[KVCacheBlock]) -> list[KVCacheBlock] | None:
         size = self.num_blocks_to_start(request, 0, hits)
-        if size * self.block_size < num_new_tokens:
-            raise ValueError(
-                f"request {request.request_id!r} reserves {size * self.block_size} slots but needs {num_new_tokens}"
-            )
         first = self.arena.allocate(request.request_id, size)
         if first is None:
             return None

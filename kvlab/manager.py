@@ -41,6 +41,11 @@ class KVCacheManager:
             block_pool = BlockPool(num_gpu_blocks, prefix_index=index, recorder=recorder)
         self.block_pool = block_pool
         self.enable_caching = block_pool.enable_caching
+        if self.enable_caching and block_pool.prefix_index.block_size != block_size:
+            raise ValueError(
+                f"block_size of the prefix index is {block_pool.prefix_index.block_size} and the manager's is "
+                f"{block_size}: make both the same"
+            )
         self.swap_space = SwapSpace(num_cpu_blocks)
         self.req_to_blocks: dict[str, BlockTable] = {}
         self._published: dict[str, tuple[int, object]] = {}  # request id -> (full blocks offered, index cursor)

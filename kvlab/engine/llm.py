@@ -9,6 +9,7 @@ All prompts of a call run together: what they share is computed once, and each l
 """
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 
@@ -18,14 +19,15 @@ from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.engine.core import EngineCore
 from kvlab.engine.memory import check_max_model_len, plan_blocks
-from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from kvlab.engine.output_processor import OutputProcessor
+from kvlab.engine.outputs import RequestOutput, StreamDelta
 from kvlab.engine.runner import ModelRunner
-from kvlab.engine.tokenizer import Detokenizer, Tokenizer
+from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.loader import load_model, resolve_model
 from kvlab.sampling_params import SamplingParams
-from kvlab.schedule import EngineCoreOutput, Policies, Request, Scheduler
+from kvlab.schedule import Policies, Request, Scheduler
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -71,7 +73,8 @@ class LLM:
         runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len)
         self.engine = EngineCore(scheduler, runner)
         self._ids = itertools.count()
-        self._inboxes: dict[str, list[EngineCoreOutput]] = {}
+        self.processor = OutputProcessor(self.tokenizer, scheduler)
+        self._inboxes: dict[str, deque[StreamDelta]] = {}
 
     # ---- generating
 
@@ -93,7 +96,10 @@ class LLM:
         try:
             for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
                 requests.append(self._add(prompt, param, f"prompt {i}: " if len(prompts) > 1 else ""))
-            return [self._output(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
+            for request in requests:
+                for _ in self._run(request.request_id):
+                    pass  # the processor keeps what each step brought
+            return [self.processor.output(request.request_id) for request in requests]
         finally:
             for request in requests:
                 self._forget(request.request_id)
@@ -109,60 +115,32 @@ class LLM:
         """Yield what each step adds, as it comes. `prompt` may be a conversation. Leaving the loop aborts the rest."""
         if len(prompt) > 0 and isinstance(prompt[0], dict):
             prompt = self.tokenizer.apply_chat_template(prompt)
-        return self._deltas(self._add(prompt, sampling_params or GREEDY, ""))
+        return self._deltas(self._add(prompt, sampling_params or GREEDY, "").request_id)
 
-    def _deltas(self, request: Request) -> Iterator[StreamDelta]:
-        texts = [Detokenizer(self.tokenizer) for _ in range(request.sampling_params.n)]
+    def _deltas(self, request_id: str) -> Iterator[StreamDelta]:
         try:
-            for step in self._steps_of(request):
-                sequence = step.request
-                text = texts[sequence.child_index].add(step.new_token_ids, final=step.finish_reason is not None)
-                yield StreamDelta(request.request_id, sequence.child_index, text, step.new_token_ids,
-                                  step.finish_reason, sequence.error)  # fmt: skip
+            yield from self._run(request_id)
         finally:
-            self._forget(request.request_id)
+            self._forget(request_id)
 
-    def _steps_of(self, request: Request) -> Iterator[EngineCoreOutput]:
-        """Step the engine until `request` and its children have ended; what each step brought for them.
+    def _run(self, request_id: str) -> Iterator[StreamDelta]:
+        """Step the engine until the request has ended; what each step brought for it.
 
         Steps that another call makes meanwhile are not lost: everything goes through the request's inbox.
         """
-        num_left = request.sampling_params.n
-        inbox = self._inboxes[request.request_id]
-        while num_left > 0:
-            while not inbox:
-                if not self.engine.scheduler.is_unfinished(request.request_id):
-                    return  # somebody aborted it past this object
-                for step in self.engine.step():
-                    if step.request.parent_id in self._inboxes:
-                        self._inboxes[step.request.parent_id].append(step)
-            step = inbox.pop(0)
-            if step.finish_reason:
-                # One that ends before its children are born ends for them too.
-                num_left -= 1 + step.request.num_to_fork
-            yield step
-
-    def _output(self, request: Request, prompt: Prompt) -> RequestOutput:
-        """Run `request` to its end."""
-        text = prompt if isinstance(prompt, str) else None
-        output = RequestOutput(request.request_id, text, request.prompt_token_ids)
-        for step in self._steps_of(request):
-            if not step.finish_reason:
-                continue
-            sequence = step.request
-            token_ids = sequence.output_token_ids
-            output.outputs.append(CompletionOutput(sequence.child_index, self.tokenizer.decode(token_ids), token_ids,
-                                                   sequence.finish_reason, sequence.stop_reason))  # fmt: skip
-            output.error = output.error or sequence.error
-        output.outputs.sort(key=lambda completion: completion.index)
-        output.num_cached_tokens = request.num_cached_tokens or 0
-        output.finished = True
-        return output
+        inbox = self._inboxes[request_id]
+        while inbox or self.processor.is_unfinished(request_id):
+            while inbox:
+                yield inbox.popleft()
+            if self.processor.is_unfinished(request_id):
+                for delta in self.processor.process(self.engine.step()):
+                    self._inboxes[delta.request_id].append(delta)
 
     def _forget(self, request_id: str) -> None:
         """End what is unfinished of a request, and throw its inbox away."""
         self.engine.abort_request(request_id)
         self._inboxes.pop(request_id, None)
+        self.processor.forget(request_id)
 
     def _add(self, prompt: Prompt, params: SamplingParams, where: str) -> Request:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -176,7 +154,8 @@ class LLM:
             self.engine.add_request(request)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from None
-        self._inboxes[request.request_id] = []
+        self._inboxes[request.request_id] = deque()
+        self.processor.register(request, prompt if isinstance(prompt, str) else None)
         return request
 
     def stats(self) -> dict[str, float]:

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 
 @dataclass
 class CompletionOutput:
-    """One continuation. finish_reason: "stop", "length", "abort" or "error"; stop_reason: the stop token, if one."""
+    """One continuation.
+
+    finish_reason: "stop", "length", "abort" or "error". stop_reason: the stop token id or stop string that ended it;
+    None for end-of-sequence. The text leaves it out unless include_stop_str_in_output; token_ids are all there.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     logprobs: None = None  # not offered yet
 
 

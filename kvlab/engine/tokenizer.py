@@ -39,21 +39,3 @@ class Tokenizer:
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-
-class Detokenizer:
-    """The text of one continuation, piece by piece; a character whose bytes are not all there is held back."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._token_ids: list[int] = []
-        self._num_given = 0
-
-    def add(self, token_ids: list[int], final: bool = False) -> str:
-        """The text that `token_ids` complete."""
-        self._token_ids += token_ids
-        text = self._tokenizer.decode(self._token_ids)
-        if text.endswith("\ufffd") and not final:
-            return ""
-        piece = text[self._num_given :]
-        self._num_given = len(text)
-        return piece

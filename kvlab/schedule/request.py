@@ -64,6 +64,21 @@ class Request:
         self.num_preemptions = 0
         self.num_lost_tokens = 0  # tokens whose K/V the last preemption dropped, until they are computed again
 
+    def check(self) -> None:
+        """ValueError unless this is a new and well-formed request: what else would fail in the midst of a step."""
+        name = f"request {self.request_id!r}"
+        if self.status is not RequestStatus.WAITING:
+            raise ValueError(f"{name}: it has run already ({self.status.value}); make a new Request for another run")
+        if not self.all_token_ids:
+            raise ValueError(f"{name}: the prompt is empty; give at least one token")
+        for token in self.all_token_ids:
+            if not isinstance(token, int) or not 0 <= token < 2**63:
+                raise ValueError(f"{name}: {token!r} is not a token id; give whole numbers from 0 on")
+        if not isinstance(self.priority, int):
+            raise ValueError(f"{name}: priority is {self.priority!r}; use a whole number, smaller goes first")
+        if not isinstance(self.cache_salt, str | None):
+            raise ValueError(f"{name}: cache_salt is {self.cache_salt!r}; use a string, or None to share with all")
+
     @property
     def num_tokens(self) -> int:
         return len(self.all_token_ids)

@@ -64,8 +64,7 @@ class Scheduler:
             raise ValueError(f"{name}: this id is in use; give each unfinished request an id of its own")
         if "#" in request.request_id:
             raise ValueError(f"{name}: '#' is kept for the ids of children (n > 1); use another character")
-        if request.num_prompt_tokens == 0:
-            raise ValueError(f"{name}: the prompt is empty; give at least one token")
+        request.check()
         request.max_num_tokens = self._longest(request, name)
         if request.seed is None:  # a request without a seed draws from a stream of its own, the same in every run
             request.seed = int(uniform(self.config.seed, self._num_arrived) * 2**53)
@@ -125,14 +124,16 @@ class Scheduler:
             family = self._families.get(request_id)
             if family is None and request_id in self.requests:
                 family = [self.requests[request_id]]
-            ended += self._end(family or (), status, error)
+            ended += self.finish_sequences(family or (), status, error)
         return ended
 
     def fail_requests(self, requests: Iterable[Request], error: str) -> list[Request]:
         """End exactly these sequences with an error; their siblings go on. Returns those that were unfinished."""
-        return self._end(requests, RequestStatus.FINISHED_ERROR, error)
+        return self.finish_sequences(requests, RequestStatus.FINISHED_ERROR, error)
 
-    def _end(self, requests: Iterable[Request], status: RequestStatus, error: str | None) -> list[Request]:
+    def finish_sequences(self, requests: Iterable[Request], status: RequestStatus,
+                         error: str | None = None) -> list[Request]:  # fmt: skip
+        """End exactly these sequences; their siblings go on. Returns those that were unfinished."""
         ended = [request for request in requests if not request.is_finished()]
         for request in ended:
             request.error = error

@@ -195,7 +195,8 @@ class Fuzz:
             if not chunked:  # cutting a prompt would break the promise that it is computed whole
                 policies = Policies(choose_victim=policies.choose_victim, swap_or_recompute=policies.swap_or_recompute)
         if self.is_tight:
-            policies = replace(policies, may_resume=lambda request, room, left=[300]: self._reckless(request, room, left))
+            policies = replace(policies, may_resume=self._reckless)
+        self.recklessness = 300
         self.contiguous = rng.random() < 0.06
         manager = None
         if self.contiguous:
@@ -219,10 +220,9 @@ class Fuzz:
         self.prefixes = [self._tokens(rng.choice(shared)) for _ in range(3)]
         self.poison_rate = 0.1 if self.runner.rate else 0.0
 
-    @staticmethod
-    def _reckless(request, room, left: list[int]) -> bool:
-        left[0] -= 1
-        return left[0] > 0 or defaults.may_resume(request, room)
+    def _reckless(self, request, room) -> bool:
+        self.recklessness -= 1
+        return self.recklessness > 0 or defaults.may_resume(request, room)
 
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] += number
@@ -533,7 +533,8 @@ class Audit:
             assert key in self.names, f"{block} has a name that no computed tokens lead to"
             index, tokens = self.names[key]
             want = list(zip(tokens, range(index * size, (index + 1) * size), strict=True))
-            assert gpu[block.block_id] == want and block.block_hash == key, f"{block} does not hold what it is named for"
+            assert block.block_hash == key
+            assert gpu[block.block_id] == want, f"{block} does not hold what it is named for"
         assert sum(block.block_hash is not None for block in manager.block_pool.blocks) == len(published)
 
     def _name(self, request: Request) -> None:

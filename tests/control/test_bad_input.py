@@ -34,7 +34,8 @@ CONFIG = [
     (dict(batching="dynamic"), "batching is 'dynamic': use one of continuous, static"),
     (dict(reservation="none"), "reservation is 'none': use one of paged, contiguous"),
     (dict(dtype="int4"), "dtype is 'int4': use one of auto"),
-    (dict(enable_chunked_prefill=False, max_model_len=100, max_num_batched_tokens=99), r"\(99\) must be at least .*\(100\)"),
+    (dict(enable_chunked_prefill=False, max_model_len=100, max_num_batched_tokens=99),
+     r"\(99\) must be at least .*\(100\)"),
 ]  # fmt: skip
 
 
@@ -132,7 +133,8 @@ def test_blocks_and_managers():
         (lambda: KVCacheManager(5, 4, prefix_index=HashChainIndex(8)), "block_size of the prefix index is 8.*4"),
         (lambda: KVCacheManager(5, 4).allocate_slots(request("a", 3), 0), "num_new_tokens is 0: .*at least 1"),
         (lambda: HashChainIndex(0), "block_size is 0"),
-        (lambda: HashChainIndex(4).insert([1, 2], BlockPool(5).get_new_blocks(1)), "2 tokens do not fill 1 blocks of 4"),
+        (lambda: HashChainIndex(4).insert([1, 2], BlockPool(5).get_new_blocks(1)),
+         "2 tokens do not fill 1 blocks of 4"),
         (lambda: HashChainIndex(4).remove(BlockPool(5).blocks[1]), "block 1 is not published"),
         (lambda: SwapSpace(-1), "num_cpu_blocks is -1"),
         (lambda: Recorder(0), "capacity is 0"),

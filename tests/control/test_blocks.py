@@ -192,7 +192,8 @@ def test_a_cursor_saves_work_and_changes_nothing(tokens, size, stops):
 def test_names_are_equal_in_every_process():
     program = (
         "from kvlab.prefix import HashChainIndex; from kvlab.blocks import BlockPool; i = HashChainIndex(2);"
-        "b = BlockPool(5).get_new_blocks(2); i.insert([1, 2, 3, 4], b, 'tenant'); print([x.block_hash.hex() for x in b])"
+        "b = BlockPool(5).get_new_blocks(2); i.insert([1, 2, 3, 4], b, 'tenant');"
+        "print([x.block_hash.hex() for x in b])"
     )
     answers = {
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed},

@@ -92,14 +92,16 @@ FAULTS = {
         "new = self.block_pool.get_new_blocks(num_new)\n    self.block_pool.touch(held)"),
     "a link back is left dangling": (
         FreeKVCacheBlockQueue, "popleft_n", "block.prev_free_block = self._head", "pass"),
-    "a run of blocks is not given back": (ContiguousKVCacheManager, "free", "self.arena.free(request.request_id)", "pass"),
+    "a run of blocks is not given back": (
+        ContiguousKVCacheManager, "free", "self.arena.free(request.request_id)", "pass"),
     # copy-on-write and fork
     "forget the copy": (
         KVCacheManager, "_copy_on_write",
         'self._block_ops.append(("copy", shared.block_id, copy.block_id))', "pass"),
     "copy after the write": (
         SlotEchoRunner, "execute", "return sampled",
-        "[self.gpu.__setitem__(d, list(self.gpu[s])) for k, s, d in output.block_ops if k == 'copy']\n    return sampled"),
+        "[self.gpu.__setitem__(d, list(self.gpu[s])) for k, s, d in output.block_ops if k == 'copy']\n"
+        "    return sampled"),
     "every block is writable": (KVCacheManager, "allocate_slots", "not tail.is_writable", "False"),
     "the copy is not counted": (
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
@@ -138,12 +140,13 @@ FAULTS = {
     "a failed way to swap space is forgiven": (Scheduler, "fail_step", "self._drop(request)", "pass"),
     "a victim is forgotten": (Scheduler, "_preempt_one", "self.waiting.add(victim)", "pass"),
     "one sibling's failure ends the family": (
-        Scheduler, "fail_requests", "self._end(requests, RequestStatus.FINISHED_ERROR, error)",
+        Scheduler, "fail_requests", "self.finish_sequences(requests, RequestStatus.FINISHED_ERROR, error)",
         "self.finish_requests([r.request_id for r in requests], RequestStatus.FINISHED_ERROR, error)"),
     "children share one seed": (Request, "make_child", "self.seed + index", "self.seed"),
     "one token too many": (Request, "append_output_token", ">= self.max_num_tokens", "> self.max_num_tokens"),
     "an aborted request still waits": (RequestQueue, "remove", "del self._members[request.request_id]", "pass"),
-    "one order of arrival for all": (RequestQueue, "add", "(request.sort_key, self._num_added", "((0,), self._num_added"),
+    "one order of arrival for all": (
+        RequestQueue, "add", "(request.sort_key, self._num_added", "((0,), self._num_added"),
     # the model
     "random numbers restart after a preemption": (
         SlotEchoRunner, "execute", "request.num_output_tokens\n",

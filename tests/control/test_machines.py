@@ -334,12 +334,14 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(fails=st.sampled_from([False, False, False, True]), publish=st.booleans(), token=st.integers(0, 1))
     def forward(self, fails, publish, token):
         for kind, src, dst in self.manager.take_block_ops():
-            source, target = (self.cpu if kind == "swap_in" else self.gpu), (self.cpu if kind == "swap_out" else self.gpu)
+            source = self.cpu if kind == "swap_in" else self.gpu
+            target = self.cpu if kind == "swap_out" else self.gpu
             target[dst] = list(source[src])
         planned = [(r, n, list(self.manager.req_to_blocks[r.request_id])) for r, n in self.plan.items()]
         for request, want, table in planned:
-            first, last = request.num_computed_tokens // self.SIZE, (request.num_computed_tokens + want - 1) // self.SIZE
-            assert all(block.is_writable for block in table[first : last + 1]), "a write into a block that others read"
+            start, stop = request.num_computed_tokens, request.num_computed_tokens + want
+            written = table[start // self.SIZE : (stop - 1) // self.SIZE + 1]
+            assert all(block.is_writable for block in written), "a write into a block that others read"
         for request, want, table in planned + self.aborted:
             for p in range(request.num_computed_tokens, request.num_computed_tokens + want):
                 self.gpu[table[p // self.SIZE].block_id][p % self.SIZE] = (request.all_token_ids[p], p)
@@ -413,7 +415,6 @@ FAULTS = {
         'self._block_ops.append(("copy", shared.block_id, copy.block_id))', "pass"),
     "a block that is written keeps its link": (
         KVCacheManager, "allocate_slots", "self.swap_space.unlink(tail)", "pass"),
-    "a block that is not full is shared on return": (KVCacheManager, "_reusable", "if full else None", ""),
     "new blocks are taken before the hits": (
         KVCacheManager, "_start",
         "self.block_pool.touch(held)  # before taking new ones, which would evict them\n"

@@ -181,7 +181,7 @@ def test_the_way_back_asks_the_prefix_index_first():
 
 
 def test_swap_in_copy_and_reuse_of_the_copys_source_in_one_list_of_operations():
-    """The source of a copy is freed and becomes the target of a swap-in before anything has been copied: order counts."""
+    """A copy's source is freed and becomes the target of a swap-in before anything has been copied: order counts."""
     manager = KVCacheManager(5, 4, enable_caching=False, num_cpu_blocks=4)  # 4 usable
     away = request("away", [5] * 4 + [6])
     compute(manager, away, 4)

@@ -39,7 +39,7 @@ def make_engine(folder, dtype, block_size, budget, pressure, caching, n) -> LLM:
     # Under pressure the pool holds the longest request and little more: 54 tokens.
     usable = 400 // block_size if pressure == "none" else -(-54 // block_size) + 2
     rng = random.Random(0)
-    choice = {"swap": lambda: "swap", "recompute": lambda: "recompute", "mixed": lambda: rng.choice(["swap", "recompute"])}
+    choices = {"swap": ["swap"], "recompute": ["recompute"], "mixed": ["swap", "recompute"]}
     rash = lambda request, room: True  # noqa: E731  (admit whoever fits now, so that preemption is certain)
     return LLM(
         str(folder),
@@ -52,7 +52,7 @@ def make_engine(folder, dtype, block_size, budget, pressure, caching, n) -> LLM:
         enable_prefix_caching=caching,
         policies=None
         if pressure == "none"
-        else Policies(may_resume=rash, swap_or_recompute=lambda *_: choice[pressure]()),
+        else Policies(may_resume=rash, swap_or_recompute=lambda *_: rng.choice(choices[pressure])),
     )
 
 

@@ -1,0 +1,90 @@
+"""What steps bring, made into what users see: text, stop strings, finish reasons, one RequestOutput.
+
+    EngineCoreOutput (tokens of one sequence) -> Detokenizer -> StopChecker -> StreamDelta, and into RequestOutput
+
+It runs right after the step, before the next is scheduled, so that a sequence whose text has met a stop string
+computes nothing more. Every continuation gets exactly one finish reason.
+"""
+
+from dataclasses import dataclass, field
+
+from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from kvlab.engine.text import Detokenizer, StopChecker
+from kvlab.engine.tokenizer import Tokenizer
+from kvlab.schedule import EngineCoreOutput, Request, RequestStatus, Scheduler
+
+
+@dataclass
+class Family:
+    """One request with the continuations it has so far."""
+
+    request: Request
+    output: RequestOutput
+    num_left: int
+    completions: dict[int, CompletionOutput] = field(default_factory=dict)
+    texts: dict[int, tuple[Detokenizer, StopChecker]] = field(default_factory=dict)
+
+
+class OutputProcessor:
+    """Follows the requests that were registered with it; outputs of others are passed over."""
+
+    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler):
+        self._tokenizer = tokenizer
+        self._scheduler = scheduler
+        self._families: dict[str, Family] = {}
+
+    def register(self, request: Request, prompt: str | None) -> None:
+        output = RequestOutput(request.request_id, prompt, request.prompt_token_ids)
+        self._families[request.request_id] = Family(request, output, request.num_to_fork + 1)
+
+    def is_unfinished(self, request_id: str) -> bool:
+        family = self._families[request_id]
+        return family.num_left > 0 and self._scheduler.is_unfinished(request_id)
+
+    def process(self, outputs: list[EngineCoreOutput]) -> list[StreamDelta]:
+        """Take in one step's outputs; what each adds, for those who stream."""
+        return [
+            self._add(family, output)
+            for output in outputs
+            if (family := self._families.get(output.request.parent_id)) is not None
+        ]
+
+    def _add(self, family: Family, output: EngineCoreOutput) -> StreamDelta:
+        sequence, params = output.request, output.request.sampling_params
+        index = sequence.child_index
+        if index not in family.completions:
+            family.completions[index] = CompletionOutput(index, "", [])
+            family.texts[index] = Detokenizer(self._tokenizer), StopChecker(
+                params.stop, params.include_stop_str_in_output
+            )
+        completion, (detokenizer, stop_checker) = family.completions[index], family.texts[index]
+
+        finish_reason, stop_reason = output.finish_reason, sequence.stop_reason
+        shown = output.new_token_ids
+        if finish_reason == "stop" and not params.include_stop_str_in_output:
+            shown = shown[:-1]  # the token that ended it is no text
+        text = detokenizer.add(shown, final=finish_reason is not None)
+        may_stop = sequence.num_output_tokens >= params.min_tokens
+        text, stop_string = stop_checker.add(text, may_stop, final=finish_reason is not None)
+        if stop_string is not None:
+            if finish_reason is None:
+                self._scheduler.finish_sequences([sequence], RequestStatus.FINISHED_STOPPED)
+            finish_reason, stop_reason = "stop", stop_string
+        completion.text += text
+        completion.token_ids += output.new_token_ids
+        if finish_reason is not None:
+            completion.finish_reason, completion.stop_reason = finish_reason, stop_reason
+            family.output.error = family.output.error or sequence.error
+            family.num_left -= 1 + sequence.num_to_fork  # one that ends before its children are born ends them too
+        return StreamDelta(family.request.request_id, index, text, output.new_token_ids, finish_reason, sequence.error)
+
+    def output(self, request_id: str) -> RequestOutput:
+        """Everything known of a request."""
+        family = self._families[request_id]
+        family.output.outputs = [family.completions[index] for index in sorted(family.completions)]
+        family.output.num_cached_tokens = family.request.num_cached_tokens or 0
+        family.output.finished = not self.is_unfinished(request_id)
+        return family.output
+
+    def forget(self, request_id: str) -> None:
+        self._families.pop(request_id, None)
