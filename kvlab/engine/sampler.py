@@ -136,7 +136,7 @@ def weigh(logits: Tensor, highest: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 def pick(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """The index, int64 [R, 1], where the running sum of weights [R, C] first exceeds uniform * total."""
     sums = weights.cumsum(-1)
-    # uniform <= 1 - 2^-53, and no float64 times that rounds up to itself: the target stays below the last sum.
+    # uniform <= 1 - 2^-53, and no float64 times that rounds up to itself: the target stays below the last.
     target = _column([r.uniform for r in rows], weights) * sums[:, -1:]
     return torch.searchsorted(sums, target, right=True)
 

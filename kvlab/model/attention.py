@@ -183,7 +183,7 @@ class TorchAttention:
 def group_by_length(seq_lens: list[int], max_tokens: int) -> list[list[int]]:
     """Cut sequences into groups of similar length: their indices, longest first.
 
-    A group is padded to its longest context; size times longest is at most `max_tokens`, or it is one
+    A group is padded to its longest context. Its size times that is at most `max_tokens`, unless it is one
     sequence.
     """
     groups: list[list[int]] = []

@@ -55,7 +55,9 @@ class CausalLM:
         self.backend = get_attention_backend(backend) if isinstance(backend, str) else backend
 
         def take(name: str) -> Tensor:
-            return weights.pop(name).to(self.device, dtype)
+            # A copy even if nothing changes: safetensors gives views of the mapped file, and one such view
+            # would keep the whole file mapped.
+            return weights.pop(name).to(self.device, dtype, copy=True)
 
         def linear(prefix: str, *names: str, bias: bool) -> Linear:
             weight, *rest = (
@@ -91,8 +93,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, batch: FlatBatch, kv_cache: KVCache) -> Tensor:
-        """Logits [R, vocab] of the rows `batch.logits_indices`, in float32 (float64 if the model is in
-        float64).
+        """Logits [R, vocab] of the rows `batch.logits_indices`: float32, or float64 if the model is.
 
         Writes the K and V of all T tokens to `kv_cache`, then reads each sequence's context from it.
         """

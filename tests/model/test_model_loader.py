@@ -78,6 +78,16 @@ def test_building_a_model_empties_the_dict_and_picks_the_type(folder):
         load_model(folder, dtype="int8")
 
 
+def test_a_loaded_model_does_not_depend_on_its_file(folder):
+    """safetensors maps files: a tensor that is only a view would change with the file, and keep it in memory."""
+    model, _ = load_model(folder)
+    before = model.embed_tokens.clone(), model.norm.clone()
+    with open(folder / "model.safetensors", "r+b") as file:
+        size = (folder / "model.safetensors").stat().st_size
+        file.write(bytes(size))
+    assert torch.equal(model.embed_tokens, before[0]) and torch.equal(model.norm, before[1])
+
+
 # ---- tensors that do not fit
 
 
