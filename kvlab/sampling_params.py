@@ -14,7 +14,16 @@ class SamplingParams:
     """How to choose the next token, and when to stop.
 
     n: independent continuations of one prompt; they share its blocks by fork (L33 2.4).
+    best_of: draw so many, return the n whose tokens have the highest summed log-probability.
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p: in (0, 1], 1 is off.
+    min_p: drop tokens less likely than min_p times the likeliest; 0 is off.
+    repetition_penalty: > 1 makes tokens of the prompt and the output less likely, by factor; 1 is off.
+    presence_penalty, frequency_penalty: taken from the logit of a token that the output holds: once, and for
+        each time it does; 0 is off, from -2 to 2.
+    logit_bias: added to the logits of some tokens, {token id: -100 to 100}.
+    logprobs: also return the log-probabilities of each output token and of the k likeliest beside it.
+    prompt_logprobs: the same for the tokens of the prompt. Both are of the model's own distribution, before
+        temperature, penalties and filters.
     seed: child i of n draws from seed + i; None lets the engine give each request its own.
     stop: strings that end a continuation as soon as its text contains one.
     stop_token_ids: tokens that end a continuation besides the model's end-of-sequence tokens.
@@ -25,9 +34,17 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -46,10 +63,26 @@ class SamplingParams:
         real = lambda value: whole(value) or isinstance(value, float)  # noqa: E731
         checks = [
             ("n", whole(self.n) and self.n >= 1, "ask for n >= 1 continuations"),
+            ("best_of", self.best_of is None or (whole(self.best_of) and self.best_of >= self.n),
+             f"draw at least as many as are returned (n = {self.n})"),
             ("temperature", real(self.temperature) and 0 <= self.temperature < float("inf"),
              "use 0 for greedy decoding or a positive number"),
             ("top_k", whole(self.top_k) and self.top_k >= -1, "use k >= 1, or 0 to switch it off"),
             ("top_p", real(self.top_p) and 0 < self.top_p <= 1, "use a share in (0, 1]; 1 switches it off"),
+            ("min_p", real(self.min_p) and 0 <= self.min_p <= 1, "use a share in [0, 1]; 0 switches it off"),
+            ("repetition_penalty", real(self.repetition_penalty) and 0 < self.repetition_penalty < float("inf"),
+             "use a positive number; 1 switches it off"),
+            ("presence_penalty", real(self.presence_penalty) and -2 <= self.presence_penalty <= 2,
+             "use a number from -2 to 2; 0 switches it off"),
+            ("frequency_penalty", real(self.frequency_penalty) and -2 <= self.frequency_penalty <= 2,
+             "use a number from -2 to 2; 0 switches it off"),
+            ("logit_bias", self.logit_bias is None or (isinstance(self.logit_bias, dict) and all(
+                whole(t) and t >= 0 and real(b) and -100 <= b <= 100 for t, b in self.logit_bias.items())),
+             "give {token id: bias from -100 to 100}"),
+            ("logprobs", self.logprobs is None or (whole(self.logprobs) and self.logprobs >= 0),
+             "ask for k >= 0 alternatives, or None"),
+            ("prompt_logprobs", self.prompt_logprobs is None or (whole(self.prompt_logprobs)
+             and self.prompt_logprobs >= 0), "ask for k >= 0 alternatives, or None"),
             ("seed", self.seed is None or whole(self.seed), "use a whole number or None"),
             ("stop", isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
              "give non-empty strings"),
@@ -65,9 +98,24 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: {remedy}")
 
+    @property
+    def num_sequences(self) -> int:
+        """How many continuations are generated, whether or not all are returned."""
+        return self.best_of or self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report beside each output token; None if no log-probability is needed."""
+        return 0 if self.logprobs is None and self.num_sequences > self.n else self.logprobs
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if a token's logit depends on the tokens before it, past what the model makes of them."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
     def child(self, index: int) -> "SamplingParams":
         """The parameters of continuation `index` of this request: n = 1, seed + index."""
-        return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
+        return replace(self, n=1, best_of=None, seed=None if self.seed is None else self.seed + index)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -11,7 +11,7 @@ copies before it are not, so they are made once (`block_ops_done`); if they fail
 
 from typing import Protocol
 
-from kvlab.schedule import EngineCoreOutput, Request, Scheduler, SchedulerOutput
+from kvlab.schedule import EngineCoreOutput, Request, SampledTokens, Scheduler, SchedulerOutput
 
 
 class Runner(Protocol):
@@ -55,15 +55,25 @@ class EngineCore:
                 ended = self.scheduler.fail_step(output, describe(error))
                 return [EngineCoreOutput(request, []) for request in ended]
             sampled, failed = self._execute_one_by_one(output)
-        return failed + self.scheduler.update_from_output(output, sampled)
+        results = self.scheduler.update_from_output(output, sampled)
+        if logprobs := getattr(sampled, "logprobs", None):
+            for result in results:
+                request = result.request
+                if own := logprobs.get(request.request_id):
+                    result.logprobs = [own[0]]
+                elif born := logprobs.get(request.parent_id):  # a child of this step: its token came with the parent's
+                    result.logprobs = [born[request.child_index]]
+        return failed + results
 
-    def _execute_one_by_one(self, output: SchedulerOutput) -> tuple[dict[str, list[int]], list[EngineCoreOutput]]:
+    def _execute_one_by_one(self, output: SchedulerOutput) -> tuple[SampledTokens, list[EngineCoreOutput]]:
         """Find out who spoils the batch. Whoever fails alone ends with an error."""
-        sampled, failed = {}, []
+        sampled, failed = SampledTokens(), []
         for entry, table in zip(output.scheduled, output.block_tables, strict=True):
             alone = SchedulerOutput(output.step, [entry], [table], block_ops_done=True)
             try:
-                sampled.update(self.runner.execute(alone))
+                tokens = self.runner.execute(alone)
+                sampled.update(tokens)
+                sampled.logprobs |= getattr(tokens, "logprobs", {})
             except Exception as error:
                 ended = self.scheduler.fail_requests([entry[0]], describe(error))
                 failed += [EngineCoreOutput(request, []) for request in ended]

@@ -113,6 +113,8 @@ class LLM:
     def stream(self, prompt: Prompt | Sequence[dict],
                sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:  # fmt: skip
         """Yield what each step adds, as it comes. `prompt` may be a conversation. Leaving the loop aborts the rest."""
+        if sampling_params is not None and sampling_params.num_sequences > sampling_params.n:
+            raise ValueError(f"best_of is {sampling_params.best_of}: which are best is known at the end; use generate")
         if len(prompt) > 0 and isinstance(prompt[0], dict):
             prompt = self.tokenizer.apply_chat_template(prompt)
         return self._deltas(self._add(prompt, sampling_params or GREEDY, "").request_id)
@@ -145,7 +147,8 @@ class LLM:
     def _add(self, prompt: Prompt, params: SamplingParams, where: str) -> Request:
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         size = self.model_config.vocab_size
-        for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_token_ids)):
+        named = {"prompt": token_ids, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
+        for name, ids in named.items():
             for token_id in ids:
                 if not isinstance(token_id, int) or not 0 <= token_id < size:
                     raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")

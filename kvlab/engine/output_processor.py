@@ -6,8 +6,9 @@ It runs right after the step, before the next is scheduled, so that a sequence w
 computes nothing more. Every continuation gets exactly one finish reason.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from kvlab.engine.logits import Logprob
 from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from kvlab.engine.text import Detokenizer, StopChecker
 from kvlab.engine.tokenizer import Tokenizer
@@ -72,16 +73,42 @@ class OutputProcessor:
             finish_reason, stop_reason = "stop", stop_string
         completion.text += text
         completion.token_ids += output.new_token_ids
+        logprobs = self._take_logprobs(family, completion, output) if output.logprobs else None
         if finish_reason is not None:
             completion.finish_reason, completion.stop_reason = finish_reason, stop_reason
             family.output.error = family.output.error or sequence.error
             family.num_left -= 1 + sequence.num_to_fork  # one that ends before its children are born ends them too
-        return StreamDelta(family.request.request_id, index, text, output.new_token_ids, finish_reason, sequence.error)
+        return StreamDelta(family.request.request_id, index, text, output.new_token_ids, finish_reason,
+                           sequence.error, logprobs)  # fmt: skip
+
+    def _take_logprobs(self, family: Family, completion: CompletionOutput,
+                       output: EngineCoreOutput) -> list[dict[int, Logprob]] | None:  # fmt: skip
+        """Sum them up; keep and return them, with texts, if they were asked for (and not only by best_of)."""
+        for token, entry in zip(output.new_token_ids, output.logprobs, strict=True):
+            completion.cumulative_logprob += entry[token].logprob
+        if family.request.sampling_params.logprobs is None:
+            return None
+        new = [self._with_text(entry) for entry in output.logprobs]
+        completion.logprobs = (completion.logprobs or []) + new
+        return new
+
+    def _with_text(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
+        return {t: replace(logprob, decoded_token=self._tokenizer.decode([t])) for t, logprob in entry.items()}
 
     def output(self, request_id: str) -> RequestOutput:
         """Everything known of a request."""
         family = self._families[request_id]
-        family.output.outputs = [family.completions[index] for index in sorted(family.completions)]
+        params = family.request.sampling_params
+        completions = [family.completions[index] for index in sorted(family.completions)]
+        if len(completions) > params.n:  # best_of: the likeliest come first, and only n of them
+            completions.sort(key=lambda c: c.cumulative_logprob, reverse=True)
+            completions = [replace(completion, index=i) for i, completion in enumerate(completions[: params.n])]
+        family.output.outputs = completions
+        if params.prompt_logprobs is not None:
+            known = family.request.prompt_logprobs
+            family.output.prompt_logprobs = [
+                self._with_text(known[i]) if i in known else None for i in range(family.request.num_prompt_tokens)
+            ]
         family.output.num_cached_tokens = family.request.num_cached_tokens or 0
         family.output.finished = not self.is_unfinished(request_id)
         return family.output

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from kvlab.engine.logits import Logprob
+
 
 @dataclass
 class CompletionOutput:
@@ -16,13 +18,15 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: None = None  # not offered yet
+    logprobs: list[dict[int, Logprob]] | None = None  # one dict per token, the token itself first
+    cumulative_logprob: float = 0.0  # summed over token_ids, where log-probabilities (or best_of) were asked for
 
 
 @dataclass
 class RequestOutput:
     """A prompt with its n continuations.
 
+    prompt_logprobs: one dict per prompt token (None for the first, which nothing predicts), if asked for.
     num_cached_tokens: prompt tokens whose K/V was found in the prefix cache. error: why it failed, if it did.
     """
 
@@ -31,6 +35,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
 
@@ -45,3 +50,4 @@ class StreamDelta:
     token_ids: list[int]
     finish_reason: str | None = None
     error: str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None

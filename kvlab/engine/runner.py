@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from kvlab.blocks import cdiv
+from kvlab.engine.logits import Adjustment, top_logprobs
 from kvlab.engine.sampler import Sampler, SampleRow
 from kvlab.model.batch import FlatBatch
 from kvlab.model.decoder import CausalLM
 from kvlab.model.kv_cache import KVCache
 from kvlab.sampling_params import uniform
-from kvlab.schedule import Request, SchedulerOutput
+from kvlab.schedule import Request, SampledTokens, SchedulerOutput
 
 
 class TableRows:
@@ -60,34 +61,55 @@ class ModelRunner:
         self.sampler = Sampler()
         self.rows = TableRows(max_num_seqs, cdiv(max_model_len, kv_cache.block_size))
 
-    def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
         """Make the copies, compute every scheduled token, sample. Token ids by request id."""
+        sampled = SampledTokens()
         if not output.block_ops_done:
             self.kv_cache.apply(output.block_ops)
             output.block_ops_done = True
         if not output.scheduled:
-            return {}
-        batch, samplers = self.prepare(output)
+            return sampled
+        batch, samplers, prompt_rows = self.prepare(output)
         logits = self.model.forward(batch, self.kv_cache)
         rows, owners = [], []
         for index, request in enumerate(samplers):
             for child in range(1 + request.num_to_fork):
                 rows.append(sample_row(index, request, child))
-                owners.append(request.request_id)
-        sampled: dict[str, list[int]] = {}
-        for request_id, token in zip(owners, self.sampler(logits, rows), strict=True):
-            sampled.setdefault(request_id, []).append(token)
+                owners.append(request)
+        tokens = self.sampler(logits, rows)
+        for request, token in zip(owners, tokens, strict=True):
+            sampled.setdefault(request.request_id, []).append(token)
+        asked = [i for i, request in enumerate(owners) if request.num_logprobs is not None]
+        if asked:
+            entries = top_logprobs(logits[[rows[i].row for i in asked]], [tokens[i] for i in asked],
+                                   [owners[i].num_logprobs for i in asked])  # fmt: skip
+            for i, entry in zip(asked, entries, strict=True):
+                sampled.logprobs.setdefault(owners[i].request_id, []).append(entry)
+        if prompt_rows:
+            self._keep_prompt_logprobs(logits[len(samplers) :], prompt_rows)
         return sampled
 
-    def prepare(self, output: SchedulerOutput) -> tuple[FlatBatch, list[Request]]:
-        """Lay out the step; also the requests to sample for, in the order of the logits."""
+    @staticmethod
+    def _keep_prompt_logprobs(logits: torch.Tensor, prompt_rows: list[tuple[Request, int]]) -> None:
+        """By position, so that doing it again (a step that is tried anew, a recomputation) changes nothing."""
+        token_ids = [request.all_token_ids[position] for request, position in prompt_rows]
+        counts = [request.sampling_params.prompt_logprobs for request, _ in prompt_rows]
+        entries = top_logprobs(logits, token_ids, counts)
+        for (request, position), entry in zip(prompt_rows, entries, strict=True):
+            request.prompt_logprobs[position] = entry
+
+    def prepare(self, output: SchedulerOutput) -> tuple[FlatBatch, list[Request], list[tuple[Request, int]]]:
+        """Lay out the step; also whom the rows of the logits are for.
+
+        First the requests to sample for, then (request, position) of prompt tokens whose log-probability is asked for.
+        """
         row_of = self.rows.sync(output)
         ordered = [entry for entry in output.scheduled if entry[1] == 1]
         num_decodes = len(ordered)
         if num_decodes < len(output.scheduled):
             ordered += [entry for entry in output.scheduled if entry[1] != 1]
         token_ids: list[int] = []
-        samplers, sampler_rows = [], []
+        samplers, sampler_rows, prompt_rows, prompt_row_ids = [], [], [], []
         for request, num_tokens in ordered:
             start = request.num_computed_tokens
             if num_tokens == 1:
@@ -97,6 +119,11 @@ class ModelRunner:
             if start + num_tokens == request.num_tokens:
                 samplers.append(request)
                 sampler_rows.append(len(token_ids) - 1)
+            if request.needs_prompt_logprobs:
+                first = len(token_ids) - num_tokens - start  # the row of position 0, if it were here
+                for position in range(start + 1, min(start + num_tokens + 1, request.num_prompt_tokens)):
+                    prompt_rows.append((request, position))
+                    prompt_row_ids.append(first + position - 1)
 
         rows = np.array([row_of[request.request_id] for request, _ in ordered])
         starts = np.array([request.num_computed_tokens for request, _ in ordered])
@@ -119,25 +146,35 @@ class ModelRunner:
             query_start_loc=tensor(query_start_loc),
             seq_lens=tensor(seq_lens.astype(np.int32)),
             block_tables=tensor(self.rows.ids[rows, : cdiv(max_seq_len, size)]),
-            logits_indices=tensor(sampler_rows, torch.int64),
+            logits_indices=tensor(sampler_rows + prompt_row_ids, torch.int64),
             num_decodes=num_decodes,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )
-        return batch, samplers
+        return batch, samplers, prompt_rows
 
 
 def sample_row(index: int, request: Request, child: int) -> SampleRow:
     """What the sampler needs to draw the next token of `request`, or the first one of its child `child`."""
     params, position = request.sampling_params, request.num_output_tokens
-    banned = ()
-    if position < params.min_tokens:
-        banned = (*request.eos_token_ids, *params.stop_token_ids)
+    adjustment = None
+    if position < params.min_tokens or params.logit_bias or params.has_penalties:
+        must_go_on = position < params.min_tokens
+        adjustment = Adjustment(
+            banned=(*request.eos_token_ids, *params.stop_token_ids) if must_go_on else (),
+            bias=tuple((params.logit_bias or {}).items()),
+            repetition=params.repetition_penalty,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            prompt=request.prompt_token_ids,
+            output=request.output_token_ids,
+        )
     return SampleRow(
         row=index,
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
+        min_p=params.min_p,
         uniform=uniform(request.seed + child, position) if params.temperature > 0 else 0.0,
-        banned_token_ids=banned,
+        adjustment=adjustment,
     )

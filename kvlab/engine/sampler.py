@@ -1,7 +1,7 @@
 """The sampler: logits and one uniform number -> a token, and nothing else decides.
 
-    logits -> ban -> / temperature -> top-k -> top-p -> running sum of weights in token-id order -> token
-                                                        (the first id whose sum exceeds uniform * total)
+    logits -> adjust -> / temperature -> min-p -> top-k -> top-p -> running sum of weights in token-id order
+              -> token: the first id whose sum exceeds uniform * total
 
 The uniform is drawn on the host, a pure function of (seed, output position), so that preemption, batching and
 devices cannot shift what a request draws. A row's token does not depend on the other rows. Everything that
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvlab.engine.logits import Adjustment, adjust
+
 FIRST_LOOK = 128  # ranks sorted at first for top-p; eight times more while their share does not reach p
 
 
@@ -25,17 +27,17 @@ FIRST_LOOK = 128  # ranks sorted at first for top-p; eight times more while thei
 class SampleRow:
     """One token to sample from row `row` of the logits; several may name the same row (n > 1).
 
-    `temperature` 0 is greedy: the highest logit, of equals the lowest id. `top_k` 0 or -1 and `top_p` 1 are
-    off. `uniform` is in [0, 1). `banned_token_ids` cannot come out (end-of-sequence and stop ids until
-    min_tokens).
+    `temperature` 0 is greedy: the highest logit, of equals the lowest id. `top_k` 0 or -1, `top_p` 1 and `min_p` 0
+    are off. `uniform` is in [0, 1). `adjustment` changes the row first.
     """
 
     row: int
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     uniform: float = 0.0
-    banned_token_ids: tuple[int, ...] = ()
+    adjustment: Adjustment | None = None
 
     @property
     def ranked(self) -> bool:
@@ -76,14 +78,12 @@ class Sampler:
     def _select(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
         """The rows' logits [len(rows), V]; a copy if anything must change."""
         indices = [r.row for r in rows]
-        vocab = range(logits.shape[1])
-        banned = [(i, token) for i, r in enumerate(rows) for token in r.banned_token_ids if token in vocab]
-        if not banned and indices == list(range(len(logits))):
+        changes = [(i, r.adjustment) for i, r in enumerate(rows) if r.adjustment is not None]
+        if not changes and indices == list(range(len(logits))):
             return logits
         chosen = logits[torch.tensor(indices, device=logits.device)]
-        if banned:
-            row_index, token_ids = torch.tensor(banned, device=logits.device).T
-            chosen[row_index, token_ids] = -torch.inf
+        for i, change in changes:
+            adjust(chosen[i], change)
         return chosen
 
 
@@ -128,9 +128,15 @@ def draw_from_first_ranks(logits: Tensor, highest: Tensor, rows: Sequence[Sample
 
 
 def weigh(logits: Tensor, highest: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """exp((logits - highest) / temperature), float64 [R, C]: probabilities up to a factor, at most 1."""
+    """exp((logits - highest) / temperature), float64 [R, C]: probabilities up to a factor, at most 1.
+
+    As the likeliest token weighs 1, min-p is a threshold on the weight itself.
+    """
     weights = logits.to(torch.float64, copy=True)
-    return weights.sub_(highest).div_(_column([r.temperature for r in rows], logits)).exp_()
+    weights.sub_(highest).div_(_column([r.temperature for r in rows], logits)).exp_()
+    if any(r.min_p > 0 for r in rows):
+        weights[weights < _column([r.min_p for r in rows], logits)] = 0.0
+    return weights
 
 
 def pick(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:

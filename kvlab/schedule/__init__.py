@@ -7,7 +7,7 @@
 Plain Python: no tensors. What it decides is a SchedulerOutput; how it decides is in Policies, which a lab replaces.
 """
 
-from kvlab.schedule.output import EngineCoreOutput, SchedulerOutput, SchedulerStats
+from kvlab.schedule.output import EngineCoreOutput, SampledTokens, SchedulerOutput, SchedulerStats
 from kvlab.schedule.policies import Policies
 from kvlab.schedule.queue import RequestQueue
 from kvlab.schedule.request import Request, RequestStatus
@@ -19,6 +19,7 @@ __all__ = [
     "Request",
     "RequestQueue",
     "RequestStatus",
+    "SampledTokens",
     "Scheduler",
     "SchedulerOutput",
     "SchedulerStats",

@@ -1,5 +1,6 @@
 """What the scheduler hands down for one step, and what it hands up after it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvlab.blocks import BlockTable
@@ -32,7 +33,18 @@ class SchedulerOutput:
         return sum(num_tokens for _, num_tokens in self.scheduled)
 
 
-@dataclass
+class SampledTokens(dict[str, list[int]]):
+    """What a runner returns: token ids by request id, and the log-probabilities of those who asked, same order.
+
+    A plain dict does as well where nobody asks.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.logprobs: dict[str, list[dict]] = {}
+
+
+@dataclass(slots=True)
 class EngineCoreOutput:
     """What one step, or an abort, brought for one continuation of one request.
 
@@ -42,9 +54,10 @@ class EngineCoreOutput:
     request: Request
     new_token_ids: list[int]
     finish_reason: str | None = field(init=False)
+    logprobs: Sequence[dict] = field(init=False, default=())  # one a token, where asked for
 
     def __post_init__(self):
-        self.finish_reason = self.request.finish_reason
+        self.finish_reason = self.request.status.finish_reason
 
 
 @dataclass

@@ -27,9 +27,13 @@ class RequestStatus(Enum):
     FINISHED_ABORTED = "abort"
     FINISHED_ERROR = "error"
 
+    def __init__(self, value: str):
+        # A plain attribute: it is asked for every token, and an enum's own `name` and `value` are slow.
+        self.finish_reason = value if value in ("stop", "length", "abort", "error") else None
+
     @staticmethod
     def is_finished(status: "RequestStatus") -> bool:
-        return status.name.startswith("FINISHED")
+        return status.finish_reason is not None
 
 
 class Request:
@@ -56,7 +60,9 @@ class Request:
         self.error: str | None = None
         self.parent_id = request_id
         self.child_index = 0
-        self.num_to_fork = self.sampling_params.n - 1  # children still to come
+        self.num_to_fork = self.sampling_params.num_sequences - 1  # children still to come
+        self.num_logprobs = self.sampling_params.num_logprobs  # alternatives to report beside each output token
+        self.prompt_logprobs: dict[int, object] = {}  # by position, filled by the runner
         self.seed = self.sampling_params.seed  # the scheduler gives one to a request that brings none
         self.arrival = 0  # position in the order of arrival, set by the scheduler
         self.max_num_tokens = 0  # prompt and outputs at most, set by the scheduler
@@ -88,6 +94,12 @@ class Request:
         return len(self.all_token_ids) - self.num_prompt_tokens
 
     @property
+    def needs_prompt_logprobs(self) -> bool:
+        """True while log-probabilities of its prompt are missing: every prompt token must be computed then."""
+        asked = self.child_index == 0 and self.sampling_params.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
     def prompt_token_ids(self) -> list[int]:
         return self.all_token_ids[: self.num_prompt_tokens]
 
@@ -101,12 +113,12 @@ class Request:
         return (self.priority, self.arrival, self.child_index)
 
     def is_finished(self) -> bool:
-        return RequestStatus.is_finished(self.status)
+        return self.status.finish_reason is not None
 
     @property
     def finish_reason(self) -> str | None:
         """ "stop", "length", "abort" or "error"; None while it is unfinished."""
-        return self.status.value if self.is_finished() else None
+        return self.status.finish_reason
 
     def make_child(self, index: int) -> "Request":
         """Continuation `index` of the same prompt, with nothing computed and nothing generated yet."""
@@ -117,20 +129,21 @@ class Request:
         child.seed = self.seed + index
         child.arrival, child.max_num_tokens = self.arrival, self.max_num_tokens
         child.num_cached_tokens = self.num_cached_tokens
+        child.num_logprobs = self.num_logprobs
         return child
 
     def append_output_token(self, token_id: int) -> bool:
         """Add a sampled token; True, with the status set, if the request ends with it."""
         self.all_token_ids.append(token_id)
-        params = self.sampling_params
-        if self.num_output_tokens >= params.min_tokens:
+        params, num_tokens = self.sampling_params, len(self.all_token_ids)
+        if num_tokens - self.num_prompt_tokens >= params.min_tokens:
             if token_id in self.eos_token_ids and not params.ignore_eos:
                 self.status = RequestStatus.FINISHED_STOPPED
                 return True
             if token_id in params.stop_token_ids:
                 self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, token_id
                 return True
-        if len(self.all_token_ids) >= self.max_num_tokens:
+        if num_tokens >= self.max_num_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
             return True
         return False

@@ -255,7 +255,7 @@ class Scheduler:
             num_before = num_taken + min(request.num_to_fork, config.max_num_seqs - 1)
             if not self.policies.admit(num_before, config.max_num_seqs, batch_was_empty):
                 break
-            hits, num_hit_tokens = manager.get_computed_blocks(request)
+            hits, num_hit_tokens = ([], 0) if request.needs_prompt_logprobs else manager.get_computed_blocks(request)
             if self._is_computed_this_step(request, len(hits), scheduled):
                 aside.append(self.waiting.pop())
                 continue
@@ -342,7 +342,8 @@ class Scheduler:
             tokens = sampled.get(request.request_id)
             if tokens is None:
                 continue
-            for sequence, token in zip([request, *self._fork_children(request)], tokens, strict=True):
+            sequences = [request, *self._fork_children(request)] if request.num_to_fork else [request]
+            for sequence, token in zip(sequences, tokens, strict=True):
                 any_finished |= self._append(sequence, token, results)
         if any_finished:
             self.running = [request for request in self.running if not request.is_finished()]

@@ -3,7 +3,7 @@
     Fuzz(number).run()      one workload, made from its number alone
         generate            config, pools that barely fit, prompts that share, policies that do their worst
         drive               add, step, abort in any state, reset the cache; the runner raises and aborts midway
-        Audit               after each step: who owns what, and what the slots really hold
+        Audit (audit.py)    after each step: who owns what, and what the slots really hold
         judge               tokens equal echo_generate, one finish each, the right reason, nothing leaks
 
 Run one again, with its traceback:  python tests/control/fuzz.py NUMBER       many:  ... fuzz.py FIRST STOP
@@ -11,24 +11,23 @@ Nothing here trusts KVCacheManager.check(): the audit counts and hashes by itsel
 """
 
 import random
-import struct
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from audit import Audit
+
 from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.engine.core import EngineCore
 from kvlab.sampling_params import SamplingParams
-from kvlab.schedule import EngineCoreOutput, Policies, Request, RequestStatus, Scheduler, SchedulerOutput
+from kvlab.schedule import EngineCoreOutput, Policies, Request, Scheduler, SchedulerOutput
 from kvlab.schedule import policies as defaults
 from kvlab.sim import SlotEchoRunner, echo_generate
-from kvlab.sim.slot_echo import EMPTY
 
 EOS = (3, 5)
 MAX_STEPS = 5_000
@@ -422,143 +421,6 @@ class Fuzz:
             others = [o for o in jobs if o is not job and o.request.cache_salt == request.cache_salt]
             texts = [o.request.prompt_token_ids + want for o in others for want in o.want]
             assert any(text[:cached] == head for text in texts), f"{request}: {cached} cached tokens from nowhere"
-
-
-# ---- audit
-
-
-class Audit:
-    """What must hold between any two steps, counted from tables, links and slots."""
-
-    def __init__(self, fuzz: Fuzz, runner: SlotEchoRunner):
-        self.fuzz, self.runner = fuzz, runner
-        self.names: dict[bytes, tuple[int, list[int]]] = {}  # key by hand -> (logical block, its tokens)
-        self._chains: dict[Request, tuple[int, bytes]] = {}
-        self.running_before: frozenset[Request] = frozenset()
-        self.last_scheduled: list[Request] = []
-
-    def before_step(self, output: SchedulerOutput) -> None:
-        """Is the step legal, and may every slot that it writes be written?"""
-        scheduler, manager, config = self.fuzz.scheduler, self.fuzz.manager, self.fuzz.config
-        self.last_scheduled = [request for request, _ in output.scheduled]
-        ids = [request.request_id for request, _ in output.scheduled]
-        assert len(set(ids)) == len(ids) and not set(ids) & set(output.preempted)
-        assert output.total_num_scheduled_tokens <= config.max_num_batched_tokens
-        threshold = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
-        limit = threshold or config.max_num_batched_tokens
-        size = config.block_size
-        written = set()
-        for (request, num_tokens), table in zip(output.scheduled, output.block_tables, strict=True):
-            assert request.status is RequestStatus.RUNNING and request in scheduler.running
-            assert table is manager.req_to_blocks[request.request_id]
-            start, stop = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-            assert 1 <= num_tokens <= limit and stop <= request.num_tokens
-            assert config.enable_chunked_prefill or stop == request.num_tokens
-            for i in range(start // size, (stop - 1) // size + 1):
-                block = table[i]
-                assert block.ref_cnt == 1 and block.block_hash is None, f"{request} would write into {block}"
-                assert block.block_id not in written and not block.is_null
-                assert not any(manager.swap_space.resident(c) is block for c in self._owned_cpu_blocks())
-                written.add(block.block_id)
-        if output.preempted:  # then nobody comes in; those who stay were here before
-            assert {request for request, _ in output.scheduled} <= self.running_before, "admitted amid preemption"
-        assert len(scheduler.running) <= config.max_num_seqs
-        assert not (self.fuzz.contiguous and (output.preempted or output.block_ops))
-
-    def _owned_cpu_blocks(self) -> set[int]:
-        return {cpu for table in self.fuzz.manager.swap_space.tables.values() for cpu in table}
-
-    def after_step(self) -> None:
-        fuzz = self.fuzz
-        self.running_before = frozenset(fuzz.scheduler.running)
-        fuzz.manager.check()
-        self._requests()
-        self._ownership()
-        self._contents()
-        self._swap_space()
-
-    def _requests(self) -> None:
-        scheduler, manager = self.fuzz.scheduler, self.fuzz.manager
-        waiting, running = list(scheduler.waiting), scheduler.running
-        assert len(waiting) == len(scheduler.waiting)
-        assert len({*waiting, *running}) == len(waiting) + len(running)
-        assert {r.request_id: r for r in [*waiting, *running]} == scheduler.requests
-        assert waiting == sorted(waiting, key=lambda r: (r.priority, r.arrival, r.child_index))
-        if waiting:
-            assert scheduler.waiting.peek() is waiting[0]
-        assert len(running) <= self.fuzz.config.max_num_seqs
-        for request in running:
-            assert request.status is RequestStatus.RUNNING
-            assert len(manager.req_to_blocks[request.request_id]) * manager.block_size >= request.num_computed_tokens
-        for request in waiting:
-            swapped = request.status is RequestStatus.SWAPPED
-            assert swapped or request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-            assert request.request_id not in manager.req_to_blocks
-            assert swapped == (request.request_id in manager.swap_space.tables)
-            assert swapped or request.num_computed_tokens == 0
-        assert set(manager.req_to_blocks) == {r.request_id for r in running}
-        for request in [*waiting, *running]:
-            assert request.num_computed_tokens < request.num_tokens < request.max_num_tokens
-
-    def _ownership(self) -> None:
-        pool = self.fuzz.manager.block_pool
-        owners = Counter(block.block_id for table in self.fuzz.manager.req_to_blocks.values() for block in table)
-        queued, block = [], pool.free_block_queue._head.next_free_block
-        while block.block_id >= 0:  # forwards by hand, each link checked backwards
-            assert block.prev_free_block.next_free_block is block
-            queued.append(block.block_id)
-            block = block.next_free_block
-        assert len(queued) == pool.get_num_free_blocks() == len(set(queued))
-        assert not owners.keys() & set(queued), "owned and free"
-        assert owners.keys() | set(queued) == set(range(1, pool.num_gpu_blocks)), "a block is lost"
-        assert all(block.ref_cnt == owners[block.block_id] for block in pool.blocks)
-        assert self.runner.gpu[0] == [EMPTY] * len(self.runner.gpu[0]), "the null block was written"
-
-    def _contents(self) -> None:
-        """Computed tokens of everybody, and published blocks, are really in the slots."""
-        manager, size, gpu = self.fuzz.manager, self.fuzz.config.block_size, self.runner.gpu
-        for request in self.fuzz.scheduler.requests.values():
-            table = manager.req_to_blocks.get(request.request_id)
-            blocks = [gpu[block.block_id] for block in table] if table is not None else []
-            if request.status is RequestStatus.SWAPPED:
-                blocks = [self.runner.cpu[cpu] for cpu in manager.swap_space.tables[request.request_id]]
-            held = [slot for slots in blocks for slot in slots][: request.num_computed_tokens]
-            tokens = request.all_token_ids[: request.num_computed_tokens]
-            assert held == list(zip(tokens, range(len(tokens)), strict=True)), f"{request} has lost its K/V"
-        for request in {*self.fuzz.scheduler.requests.values(), *self.last_scheduled}:  # those that ended, too
-            self._name(request)
-        published = manager.block_pool.cached_block_hash_to_block
-        assert not published or self.fuzz.config.enable_prefix_caching
-        for key, block in published.items():
-            assert key in self.names, f"{block} has a name that no computed tokens lead to"
-            index, tokens = self.names[key]
-            want = list(zip(tokens, range(index * size, (index + 1) * size), strict=True))
-            assert block.block_hash == key
-            assert gpu[block.block_id] == want, f"{block} does not hold what it is named for"
-        assert sum(block.block_hash is not None for block in manager.block_pool.blocks) == len(published)
-
-    def _name(self, request: Request) -> None:
-        """Hash the request's new full blocks, by hand."""
-        size, salt = self.fuzz.config.block_size, request.cache_salt
-        root = sha256(b"kvlab" if salt is None else b"kvlab salt " + salt.encode()).digest()
-        done, parent = self._chains.get(request, (0, root))
-        while (done + 1) * size <= request.num_computed_tokens:
-            tokens = request.all_token_ids[done * size : (done + 1) * size]
-            parent = sha256(parent + struct.pack(f"={size}q", *tokens)).digest()
-            self.names[parent] = (done, tokens)
-            done += 1
-        self._chains[request] = (done, parent)
-
-    def _swap_space(self) -> None:
-        space = self.fuzz.manager.swap_space
-        owned = self._owned_cpu_blocks()
-        assert space.num_free_blocks + len(owned) == space.num_blocks, "CPU blocks leak"
-        assert not owned & set(space._free)
-        for cpu in owned:
-            block = space.resident(cpu)
-            if block is not None:
-                assert block.ref_cnt > 0
-                assert self.runner.gpu[block.block_id] == self.runner.cpu[cpu], f"{block} is not CPU block {cpu}"
 
 
 def run_range(first: int, stop: int) -> Counter:

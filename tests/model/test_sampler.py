@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.engine import sampler as module
+from kvlab.engine.logits import Adjustment
 from kvlab.engine.sampler import Sampler, SampleRow
 
 sampler = Sampler()
@@ -16,12 +17,13 @@ SLACK = 1e-12  # boundaries nearer than this may fall either way in floating poi
 
 def possible_tokens(logits: list[float], r: SampleRow) -> set[int]:
     """All tokens that exact arithmetic, moved by SLACK at each boundary, can give."""
-    logits = [-math.inf if i in r.banned_token_ids else x for i, x in enumerate(logits)]
+    logits = [-math.inf if i in (r.adjustment.banned if r.adjustment else ()) else x for i, x in enumerate(logits)]
     ranked = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     if r.temperature == 0:
         return {ranked[0]}
     highest = logits[ranked[0]]
     weight = [math.exp((x - highest) / r.temperature) for x in logits]
+    weight = [w if w >= r.min_p else 0.0 for w in weight]
     if r.top_k > 0:
         ranked = ranked[: r.top_k]
     total, below, counts = math.fsum(weight[i] for i in ranked), 0.0, set()
@@ -65,8 +67,9 @@ def problems(draw):
                 temperature=draw(st.sampled_from([0.0, 0.01, 0.5, 1.0, 5.0])),
                 top_k=draw(st.sampled_from([-1, 0, 1, 2, 5, 100])),
                 top_p=draw(st.one_of(st.floats(1e-9, 1), st.sampled_from([1.0, 0.5, 0.25]))),
+                min_p=draw(st.sampled_from([0.0, 0.0, 0.013, 0.3, 1.0])),
                 uniform=draw(UNIFORM),
-                banned_token_ids=tuple(banned),
+                adjustment=Adjustment(banned=tuple(banned)),
             )
         )
     return logits, rows
@@ -129,7 +132,7 @@ def test_greedy_takes_the_lowest_of_equals():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, -math.inf, 0.0, 5.0]])
     assert sampler(logits, [SampleRow(0), SampleRow(1)]) == [1, 0]
     assert sampler(logits, [SampleRow(1), SampleRow(0), SampleRow(1)]) == [0, 1, 0]
-    assert sampler(logits, [SampleRow(0, banned_token_ids=(1, 2))]) == [3]
+    assert sampler(logits, [SampleRow(0, adjustment=Adjustment(banned=(1, 2)))]) == [3]
 
 
 def test_one_row_of_logits_serves_several_samples():
@@ -141,7 +144,8 @@ def test_one_row_of_logits_serves_several_samples():
 def test_bans_touch_only_their_own_sample():
     logits = torch.tensor([[0.0, 9.0, 1.0]])
     before = logits.clone()
-    rows = [SampleRow(0), SampleRow(0, banned_token_ids=(1,)), SampleRow(0, banned_token_ids=(1, 2, 77, -1))]
+    banned = [Adjustment(banned=ids) for ids in ((1,), (1, 2, 77, -1))]
+    rows = [SampleRow(0), *(SampleRow(0, adjustment=adjustment) for adjustment in banned)]
     assert sampler(logits, rows) == [1, 2, 0]
     assert torch.equal(logits, before)
 
@@ -165,4 +169,4 @@ def test_rows_that_have_no_token_are_named(temperature):
     with pytest.raises(ValueError, match="row 1 of the logits has nan"):
         sampler(logits, [SampleRow(0, temperature), SampleRow(1, temperature)])
     with pytest.raises(ValueError, match="row 2 of the logits has -inf.*all tokens are banned"):
-        sampler(logits, [SampleRow(2, temperature, banned_token_ids=(0, 1))])
+        sampler(logits, [SampleRow(2, temperature, adjustment=Adjustment(banned=(0, 1)))])
