@@ -35,6 +35,8 @@ class ContiguousKVCacheManager(KVCacheManager):
                 )
             self._longest = cdiv(reserve, block_size) * block_size
 
+    tables_grow = False  # all that it may ever need was reserved
+
     @property
     def max_tokens_per_request(self) -> int:
         return self._longest

@@ -53,6 +53,8 @@ class KVCacheManager:
 
     # ---- reading
 
+    tables_grow = True  # a running request may need another block at any step
+
     @property
     def usage(self) -> float:
         return self.block_pool.get_usage()
@@ -184,7 +186,8 @@ class KVCacheManager:
 
         Both may go on: whoever writes first into a shared block copies it (L33 2.4). Sets
         child.num_computed_tokens. True if it was done (a manager that cannot share says False, and the child
-        computes its own). ValueError if the parent has no table or the child has one.
+        computes its own). ValueError if the parent has no table or the child has one. Only between steps: what
+        a step has been promised to copy or write is not known to a child that comes in its midst.
         """
         if parent.request_id not in self.req_to_blocks:
             raise ValueError(f"request {parent.request_id!r} holds no blocks, so nothing can be forked from it")

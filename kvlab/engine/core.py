@@ -51,10 +51,13 @@ class EngineCore:
         try:
             sampled = self.runner.execute(output)
         except Exception as error:
-            if not output.block_ops_done:
+            if output.block_ops and not output.block_ops_done:
                 ended = self.scheduler.fail_step(output, describe(error))
                 return [EngineCoreOutput(request, []) for request in ended]
             sampled, failed = self._execute_one_by_one(output)
+        except BaseException as error:  # Ctrl-C: nobody knows how far the step got
+            self.scheduler.fail_step(output, describe(error))
+            raise
         results = self.scheduler.update_from_output(output, sampled)
         if logprobs := getattr(sampled, "logprobs", None):
             for result in results:
@@ -80,5 +83,5 @@ class EngineCore:
         return sampled, failed
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

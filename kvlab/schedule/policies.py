@@ -16,14 +16,14 @@ from typing import NamedTuple
 from kvlab.schedule.request import Request
 
 
-def admit(num_running: int, max_num_seqs: int, batch_was_empty: bool) -> bool:
-    """Continuous batching: whenever a seat is free. (Children to come count as running.)"""
+def admit(num_running: int, max_num_seqs: int, batch_is_forming: bool) -> bool:
+    """Continuous batching: whenever a seat is free. (Children to come of running requests count as running.)"""
     return num_running < max_num_seqs
 
 
-def admit_static(num_running: int, max_num_seqs: int, batch_was_empty: bool) -> bool:
-    """Static batching: only into a batch that is being formed, which is when nobody was running as the step began."""
-    return batch_was_empty and num_running < max_num_seqs
+def admit_static(num_running: int, max_num_seqs: int, batch_is_forming: bool) -> bool:
+    """Static batching: only into a batch that is being formed; it closes when seats, room or requests run out."""
+    return batch_is_forming and num_running < max_num_seqs
 
 
 def plan_tokens(pending: Sequence[int], budget: int, limit: int) -> list[int]:
@@ -66,18 +66,18 @@ class Room(NamedTuple):
     needed: int  # to hold all known tokens of the request; blocks that others hold for it are not counted
     free: int  # not owned by anybody
     promised: int  # that running requests still need for tokens they were admitted with
-    num_running: int
+    num_growing: int  # running requests that may need another block soon
 
 
 def may_resume(request: Request, room: Room) -> bool:
     """Enter only with room for the whole prompt, for what others were promised, and for the next growth.
 
     Counting the whole prompt and not its first chunk is what keeps chunked prefill from admitting more than
-    fits. The spare blocks, one for each running request, are hysteresis; every preemption of a request asks
+    fits. The spare blocks, one for each request that grows, are hysteresis; every preemption of a request asks
     one more of each, so a request that was thrown out comes back later each time and thrashing ends.
     """
-    spare = room.num_running * (1 + request.num_preemptions)
-    return room.num_running == 0 or room.needed + room.promised + spare <= room.free
+    spare = room.num_growing * (1 + request.num_preemptions)
+    return room.num_growing == 0 or room.needed + room.promised + spare <= room.free
 
 
 @dataclass(frozen=True)

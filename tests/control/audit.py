@@ -45,10 +45,13 @@ class Audit:
                 assert block.block_id not in written and not block.is_null
                 assert not any(manager.swap_space.resident(c) is block for c in self._owned_cpu_blocks())
                 written.add(block.block_id)
-        if output.preempted:  # then nobody comes in; those who stay were here before
-            assert {request for request, _ in output.scheduled} <= self.running_before, "admitted amid preemption"
+        admitted = {request for request, _ in output.scheduled} - self.running_before
+        for victim in (scheduler.requests[name] for name in output.preempted if admitted):
+            # Then it made way for somebody of strictly higher priority, and nobody behind it came in.
+            assert min(r.priority for r in admitted) < victim.priority, "admitted amid preemption"
+            assert all(r.sort_key < victim.sort_key for r in admitted), "admitted amid preemption"
         assert len(scheduler.running) <= config.max_num_seqs
-        assert not (self.fuzz.contiguous and (output.preempted or output.block_ops))
+        assert not (self.fuzz.contiguous and output.block_ops)
 
     def _owned_cpu_blocks(self) -> set[int]:
         return {cpu for table in self.fuzz.manager.swap_space.tables.values() for cpu in table}

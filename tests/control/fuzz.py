@@ -65,8 +65,8 @@ class Adversary:
     def may_resume(self, request, room):
         return True if self._awake() else defaults.may_resume(request, room)
 
-    def admit(self, num_running, max_num_seqs, batch_was_empty):
-        if not batch_was_empty and self._awake() and self.rng.random() < 0.5:
+    def admit(self, num_running, max_num_seqs, batch_is_forming):
+        if not batch_is_forming and self._awake() and self.rng.random() < 0.5:
             return False
         return num_running < max_num_seqs
 

@@ -97,7 +97,7 @@ def test_a_victim_whose_way_to_swap_space_failed_is_computed_again():
 
 
 def test_nothing_is_published_by_a_step_that_failed():
-    core = engine(runner=Failing(21, 4, when="before", steps=[1]))
+    core = engine(runner=Failing(21, 4, when="before", steps=[1], poisoned=["a"]))
     core.add_request(request("a", 9))
     core.step()
     assert not core.scheduler.manager.block_pool.cached_block_hash_to_block

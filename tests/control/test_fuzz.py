@@ -123,10 +123,10 @@ FAULTS = {
     "swap in to the wrong end": (
         KVCacheManager, "_start", "enumerate(shared)", "enumerate(shared[::-1])"),
     # scheduling
-    "a victim keeps its tokens": (Scheduler, "_schedule_running", "scheduled.pop(victim.request_id, None)", "pass"),
+    "a victim keeps its tokens": (Scheduler, "_preempt", "scheduled.pop(victim.request_id, None)", "pass"),
     "a victim's tokens are counted for ever": (
-        Scheduler, "_schedule_running", "- sum(n for _, n in scheduled.values())", ""),
-    "admission in a step with preemption": (Scheduler, "schedule", "if not output.preempted:", "if True:"),
+        Scheduler, "_budget_left", "- sum(num_tokens for _, num_tokens in scheduled.values())", ""),
+    "admission in a step with preemption": (Scheduler, "schedule", "if output.preempted:", "if False:"),
     "K/V dropped and still counted": (Scheduler, "_drop", "request.num_computed_tokens = 0", "pass"),
     "hits are not counted as computed": (
         Scheduler, "_schedule_waiting", "computed = max(request.num_computed_tokens, num_hit_tokens)",
@@ -138,7 +138,7 @@ FAULTS = {
     "a failed copy is forgiven": (
         Scheduler, "fail_step", "[request for request, _ in output.scheduled]", "[]"),
     "a failed way to swap space is forgiven": (Scheduler, "fail_step", "self._drop(request)", "pass"),
-    "a victim is forgotten": (Scheduler, "_preempt_one", "self.waiting.add(victim)", "pass"),
+    "a victim is forgotten": (Scheduler, "_preempt", "self.waiting.add(victim)", "pass"),
     "one sibling's failure ends the family": (
         Scheduler, "fail_requests", "self.finish_sequences(requests, RequestStatus.FINISHED_ERROR, error)",
         "self.finish_requests([r.request_id for r in requests], RequestStatus.FINISHED_ERROR, error)"),

@@ -111,7 +111,7 @@ def test_a_resumed_request_hits_its_own_blocks_outputs_included_and_at_an_exact_
     while req.num_tokens < 9:
         step(core)
     assert req.num_computed_tokens == 8  # two full blocks, published
-    core.scheduler._preempt_one(req, core.scheduler.schedule())
+    core.scheduler._preempt(req, {}, core.scheduler.schedule())
     core.scheduler.policies = Policies(swap_or_recompute=lambda *args: "recompute")
     assert req.status is RequestStatus.PREEMPTED and req.num_computed_tokens == 0
     output, _ = step(core)
@@ -308,7 +308,7 @@ def test_abort_in_every_state_leaves_nothing(state):
         while req.num_computed_tokens < (6 if state == "mid-prefill" else 10):
             core.step()
     if state in ("preempted", "swapped"):
-        core.scheduler._preempt_one(req, core.scheduler.schedule())
+        core.scheduler._preempt(req, {}, core.scheduler.schedule())
     assert req.status.value == {"mid-prefill": "running", "decoding": "running"}.get(state, state)
     core.runner.execute(core.scheduler.schedule()) if state == "swapped" else None  # its copies are under way
     [output] = core.abort_request("a")
