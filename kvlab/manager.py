@@ -102,15 +102,15 @@ class KVCacheManager:
         table = self.req_to_blocks.get(request.request_id)
         if table is None:
             return self._start(request, num_new_tokens, new_computed_blocks)
+        end = request.num_computed_tokens + num_new_tokens
         first = request.num_computed_tokens // self.block_size  # the block that the first new token falls into
-        num_new = cdiv(request.num_computed_tokens + num_new_tokens, self.block_size) - len(table)
         tail = table[first] if first < len(table) else None
-        must_copy = tail is not None and not tail.is_writable
-        if num_new <= 0 and not must_copy:
+        must_copy = tail is not None and not (tail.ref_cnt == 1 and tail.block_hash is None)  # not is_writable
+        if end <= len(table) * self.block_size and not must_copy:  # nearly every decode
             if self.swap_space.tables:
                 self.swap_space.unlink(tail)
             return NO_BLOCKS
-        num_new = max(0, num_new)
+        num_new = max(0, cdiv(end, self.block_size) - len(table))
         if num_new + must_copy > self.block_pool.get_num_free_blocks():
             return None
         new = self.block_pool.get_new_blocks(num_new + must_copy)

@@ -34,7 +34,7 @@ class EngineCore:
 
     def abort_request(self, request_id: str) -> list[EngineCoreOutput]:
         """End a request with all its children; unknown ids are ignored."""
-        return [EngineCoreOutput(request, []) for request in self.scheduler.finish_requests(request_id)]
+        return [EngineCoreOutput.ended(request) for request in self.scheduler.finish_requests(request_id)]
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
@@ -53,7 +53,7 @@ class EngineCore:
         except Exception as error:
             if output.block_ops and not output.block_ops_done:
                 ended = self.scheduler.fail_step(output, describe(error))
-                return [EngineCoreOutput(request, []) for request in ended]
+                return [EngineCoreOutput.ended(request) for request in ended]
             sampled, failed = self._execute_one_by_one(output)
         except BaseException as error:  # Ctrl-C: nobody knows how far the step got
             self.scheduler.fail_step(output, describe(error))
@@ -79,7 +79,7 @@ class EngineCore:
                 sampled.logprobs |= getattr(tokens, "logprobs", {})
             except Exception as error:
                 ended = self.scheduler.fail_requests([entry[0]], describe(error))
-                failed += [EngineCoreOutput(request, []) for request in ended]
+                failed += [EngineCoreOutput.ended(request) for request in ended]
         return sampled, failed
 
 

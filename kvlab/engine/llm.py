@@ -78,10 +78,13 @@ class LLM:
 
     # ---- generating
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *,
+                 priority: int | Sequence[int] = 0, cache_salt: str | None = None) -> list[RequestOutput]:  # fmt: skip
         """Continue every prompt (text or token ids); outputs in the order of the prompts.
 
         sampling_params: one for all or one each; None is greedy, up to 128 tokens.
+        priority: one for all or one each; smaller goes first, and may preempt strictly larger ones.
+        cache_salt: only requests with the same salt share cached blocks.
         ValueError, and nothing started, if a prompt can never be served. A request that fails later has
         finish_reason "error" and its `error` says why; the others are not touched by it.
         """
@@ -92,10 +95,14 @@ class LLM:
             if len(sampling_params) != len(prompts):
                 raise ValueError(f"{len(sampling_params)} sampling_params for {len(prompts)} prompts: give one each")
             params = list(sampling_params)
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(prompts):
+            raise ValueError(f"{len(priorities)} priorities for {len(prompts)} prompts: give one each")
         requests: list[Request] = []
         try:
             for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-                requests.append(self._add(prompt, param, f"prompt {i}: " if len(prompts) > 1 else ""))
+                where = f"prompt {i}: " if len(prompts) > 1 else ""
+                requests.append(self._add(prompt, param, where, priorities[i], cache_salt))
             for request in requests:
                 for _ in self._run(request.request_id):
                     pass  # the processor keeps what each step brought
@@ -144,7 +151,8 @@ class LLM:
         self._inboxes.pop(request_id, None)
         self.processor.forget(request_id)
 
-    def _add(self, prompt: Prompt, params: SamplingParams, where: str) -> Request:
+    def _add(self, prompt: Prompt, params: SamplingParams, where: str, priority: int = 0,
+             cache_salt: str | None = None) -> Request:  # fmt: skip
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         size = self.model_config.vocab_size
         named = {"prompt": token_ids, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
@@ -152,7 +160,8 @@ class LLM:
             for token_id in ids:
                 if not isinstance(token_id, int) or not 0 <= token_id < size:
                     raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")
-        request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids)
+        request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids,
+                          priority=priority, cache_salt=cache_salt)  # fmt: skip
         try:
             self.engine.add_request(request)
         except ValueError as error:

@@ -44,11 +44,18 @@ class OutputProcessor:
 
     def process(self, outputs: list[EngineCoreOutput]) -> list[StreamDelta]:
         """Take in one step's outputs; what each adds, for those who stream."""
-        return [
-            self._add(family, output)
-            for output in outputs
-            if (family := self._families.get(output.request.parent_id)) is not None
-        ]
+        deltas = []
+        for output in outputs:
+            family = self._families.get(output.request.parent_id)
+            if family is None:
+                continue
+            deltas.append(self._add(family, output))
+            if output.finish_reason is not None:
+                # One that ends before its children are born ends them too: each index gets its finish reason.
+                for index in range(1, output.request.num_to_fork + 1):
+                    family.completions[index] = replace(family.completions[0], index=index, token_ids=[])
+                    deltas.append(replace(deltas[-1], index=index))
+        return deltas
 
     def _add(self, family: Family, output: EngineCoreOutput) -> StreamDelta:
         sequence, params = output.request, output.request.sampling_params
@@ -77,7 +84,7 @@ class OutputProcessor:
         if finish_reason is not None:
             completion.finish_reason, completion.stop_reason = finish_reason, stop_reason
             family.output.error = family.output.error or sequence.error
-            family.num_left -= 1 + sequence.num_to_fork  # one that ends before its children are born ends them too
+            family.num_left -= 1 + sequence.num_to_fork
         return StreamDelta(family.request.request_id, index, text, output.new_token_ids, finish_reason,
                            sequence.error, logprobs)  # fmt: skip
 

@@ -53,11 +53,13 @@ class EngineCoreOutput:
 
     request: Request
     new_token_ids: list[int]
-    finish_reason: str | None = field(init=False)
-    logprobs: Sequence[dict] = field(init=False, default=())  # one a token, where asked for
+    finish_reason: str | None = None
+    logprobs: Sequence[dict] = ()  # one a token, where asked for
 
-    def __post_init__(self):
-        self.finish_reason = self.request.status.finish_reason
+    @classmethod
+    def ended(cls, request: Request) -> "EngineCoreOutput":
+        """For one that ended without a token: aborted or failed."""
+        return cls(request, [], request.finish_reason)
 
 
 @dataclass

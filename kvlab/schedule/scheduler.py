@@ -10,6 +10,7 @@ If the forward fails, nothing has been published and the same step can be schedu
 """
 
 from dataclasses import replace
+from operator import gt
 from typing import NamedTuple
 
 from kvlab.blocks import cdiv
@@ -107,9 +108,9 @@ class Scheduler(RequestBook):
         todo = list(self.running)
         while todo:
             budget = self._budget_left(scheduled)
-            pending = [request.num_tokens - request.num_computed_tokens for request in todo]
+            pending = [len(request.all_token_ids) - request.num_computed_tokens for request in todo]
             plan = self.policies.plan_tokens(pending, budget, self._chunk_limit)
-            if sum(plan) > budget or any(not 0 <= n <= most for n, most in zip(plan, pending, strict=True)):
+            if len(plan) != len(todo) or sum(plan) > budget or min(plan) < 0 or any(map(gt, plan, pending)):
                 raise ValueError(f"plan_tokens gave {plan} of a budget of {budget} to requests with {pending} pending")
             for position, (request, num_tokens) in enumerate(zip(todo, plan, strict=True)):
                 if num_tokens <= 0:
@@ -157,6 +158,9 @@ class Scheduler(RequestBook):
 
     def _schedule_waiting(self, scheduled: Scheduled, output: SchedulerOutput) -> None:
         """Let waiting requests in, in order, until the first that cannot come in."""
+        if not self.waiting:
+            self._batch_is_forming = False
+            return
         config, manager = self.config, self.manager
         aside: list[Request] = []  # those who wait a step for a block that somebody computes in this one
         budget, load, blocked = self._budget_left(scheduled), self._load(self.running), False
@@ -294,16 +298,12 @@ class Scheduler(RequestBook):
             tokens = sampled.get(request.request_id)
             if tokens is None:
                 continue
-            if request.num_to_fork:
-                family = [request, *self._fork_children(request)]
-                pairs = [(sequence, [token]) for sequence, token in zip(family, tokens, strict=True)]
-            else:
-                pairs = [(request, tokens)]
-            for sequence, (token,) in pairs:
+            sequences = (request, *self._fork_children(request)) if request.num_to_fork else (request,)
+            for sequence, token in zip(sequences, tokens, strict=True):
                 if sequence.append_output_token(token):
                     self._finish(sequence, sequence.status)
                     any_finished = True
-                results.append(EngineCoreOutput(sequence, [token]))
+                results.append(EngineCoreOutput(sequence, [token], sequence.status.finish_reason))
         if any_finished:
             self.running = [request for request in self.running if not request.is_finished()]
         if self.recorder is not None:

@@ -375,7 +375,7 @@ class Fuzz:
                 sampled = self.runner.execute(output)
             except RunnerFault as error:
                 if not output.block_ops_done:
-                    return [EngineCoreOutput(r, []) for r in scheduler.fail_step(output, str(error))]
+                    return [EngineCoreOutput.ended(r) for r in scheduler.fail_step(output, str(error))]
                 self.count("scheduled again")
                 continue
             return core.scheduler.update_from_output(output, sampled)

@@ -220,7 +220,9 @@ def test_a_request_that_spoils_a_forward_fails_alone(llm, unharmed, monkeypatch)
     assert [good.outputs[0].token_ids, fine.outputs[0].token_ids] == expected
     assert bad.outputs[0].finish_reason == "error" and bad.finished
     assert "no room for token 77" in bad.error and good.error is None
-    assert [delta.finish_reason for delta in llm.stream([77], SamplingParams(n=3))] == ["error"]
+    deltas = list(llm.stream([77], SamplingParams(n=3)))
+    assert [(delta.index, delta.finish_reason) for delta in deltas] == [(i, "error") for i in range(3)]
+    assert [c.finish_reason for c in llm.generate([77], SamplingParams(n=3))[0].outputs] == ["error"] * 3
     monkeypatch.undo()
 
 

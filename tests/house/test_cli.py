@@ -167,7 +167,7 @@ def test_other_errors_keep_their_traceback(fake, monkeypatch):
 def test_without_the_engine_extra_the_pip_command_is_told(command):
     missing = """import sys, types
 sys.modules.update({"torch": None, "kvlab.demo": types.ModuleType("kvlab.demo")})
-sys.modules["kvlab.demo"].run = lambda: __import__("torch.nn")"""
+sys.modules["kvlab.demo"].run = lambda **_: __import__("torch.nn")"""
     done = kvlab_command(*command, prelude=missing)
     assert done.returncode == 2
     assert "the engine needs torch" in done.stderr and 'install -c constraints.txt -e ".[engine]"' in done.stderr
