@@ -35,6 +35,7 @@ class ContiguousKVCacheManager(KVCacheManager):
                 )
             self._longest = cdiv(reserve, block_size) * block_size
 
+    can_share = False
     tables_grow = False  # all that it may ever need was reserved
 
     @property

@@ -11,7 +11,8 @@ Every allocation is one atomic count: hits that lie in the free queue, blocks to
 write to a shared block needs, and new blocks. If they do not all fit, nothing changes and None is returned.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from kvlab.blocks import BlockPool, BlockTable, KVCacheBlock, PrefixIndex, cdiv
 from kvlab.events import Recorder
@@ -53,6 +54,7 @@ class KVCacheManager:
 
     # ---- reading
 
+    can_share = True  # `fork` works
     tables_grow = True  # a running request may need another block at any step
 
     @property
@@ -70,6 +72,12 @@ class KVCacheManager:
     def num_unshared_blocks(self, request) -> int:
         """How many blocks preempting `request` would give back to the queue."""
         return sum(block.ref_cnt == 1 for block in self.req_to_blocks.get(request.request_id, ()))
+
+    def num_freed_blocks(self, requests: Iterable) -> int:
+        """How many blocks preempting all of `requests` would give back: also those that only they share."""
+        tables = [self.req_to_blocks.get(request.request_id, ()) for request in requests]
+        references = Counter(block.block_id for table in tables for block in table)
+        return sum(self.block_pool.blocks[i].ref_cnt == count for i, count in references.items())
 
     def get_computed_blocks(self, request) -> tuple[list[KVCacheBlock], int]:
         """The published blocks that hold the request's beginning, and how many tokens that is.

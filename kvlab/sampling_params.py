@@ -118,6 +118,35 @@ class SamplingParams:
         return replace(self, n=1, best_of=None, seed=None if self.seed is None else self.seed + index)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """How to search for the likeliest continuations (束搜索, L33 2.4). Names and defaults are vLLM's and transformers'.
+
+    beam_width: continuations that are followed, and returned. max_tokens: outputs at most.
+    length_penalty: a finished continuation scores its summed log-probability / length ** length_penalty; above 0
+        favours longer ones. early_stopping: stop as soon as `beam_width` have finished, though a better may come.
+    ignore_eos: go on past end-of-sequence.
+    """
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self):
+        for name in ("beam_width", "max_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}: use a whole number >= 1")
+        penalty = self.length_penalty
+        if not isinstance(penalty, int | float) or isinstance(penalty, bool) or not abs(penalty) < float("inf"):
+            raise ValueError(f"length_penalty is {penalty!r}: use a number; 0 ranks by log-probability alone")
+        for name in ("early_stopping", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: use True or False")
+
+
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that output token `position` of a request with `seed` is drawn with.
 

@@ -62,6 +62,8 @@ class EngineCore:
         if logprobs := getattr(sampled, "logprobs", None):
             for result in results:
                 request = result.request
+                if not result.new_token_ids:
+                    continue
                 if own := logprobs.get(request.request_id):
                     result.logprobs = [own[0]]
                 elif born := logprobs.get(request.parent_id):  # a child of this step: its token came with the parent's
@@ -72,6 +74,8 @@ class EngineCore:
         """Find out who spoils the batch. Whoever fails alone ends with an error."""
         sampled, failed = SampledTokens(), []
         for entry, table in zip(output.scheduled, output.block_tables, strict=True):
+            if entry[0].is_finished():
+                continue  # with its beam group, which somebody before it has spoilt
             alone = SchedulerOutput(output.step, [entry], [table], block_ops_done=True)
             try:
                 tokens = self.runner.execute(alone)

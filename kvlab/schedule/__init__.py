@@ -7,6 +7,7 @@
 Plain Python: no tensors. What it decides is a SchedulerOutput; how it decides is in Policies, which a lab replaces.
 """
 
+from kvlab.schedule.beam import BeamGroup, beam_request
 from kvlab.schedule.output import EngineCoreOutput, SampledTokens, SchedulerOutput, SchedulerStats
 from kvlab.schedule.policies import Policies
 from kvlab.schedule.queue import RequestQueue
@@ -14,6 +15,7 @@ from kvlab.schedule.request import Request, RequestStatus
 from kvlab.schedule.scheduler import Scheduler
 
 __all__ = [
+    "BeamGroup",
     "EngineCoreOutput",
     "Policies",
     "Request",
@@ -23,4 +25,5 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SchedulerStats",
+    "beam_request",
 ]

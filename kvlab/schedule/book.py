@@ -12,6 +12,7 @@ from kvlab.config import EngineConfig
 from kvlab.events import Recorder
 from kvlab.manager import KVCacheManager
 from kvlab.sampling_params import uniform
+from kvlab.schedule.beam import BeamGroup, check_group, family
 from kvlab.schedule.output import SchedulerStats
 from kvlab.schedule.queue import RequestQueue
 from kvlab.schedule.request import Request, RequestStatus
@@ -29,6 +30,7 @@ class RequestBook:
         self.waiting = RequestQueue()
         self.running: list[Request] = []
         self._families: dict[str, list[Request]] = {}  # parent id -> its unfinished sequences
+        self.groups: dict[str, BeamGroup] = {}  # by parent id
         self._num_arrived = 0
         self._finished_ids: list[str] = []
 
@@ -41,6 +43,9 @@ class RequestBook:
             raise ValueError(f"{name}: '#' is kept for the ids of children (n > 1); use another character")
         request.check()
         request.max_num_tokens = self._longest(request, name)
+        if request.group is not None:
+            check_group(request, self.config, self.manager)
+            self.groups[request.request_id] = request.group
         if request.seed is None:  # a request without a seed draws from a stream of its own, the same in every run
             request.seed = int(uniform(self.config.seed, self._num_arrived) * 2**53)
         request.arrival = self._num_arrived
@@ -108,11 +113,18 @@ class RequestBook:
 
     def finish_sequences(self, requests: Iterable[Request], status: RequestStatus,
                          error: str | None = None) -> list[Request]:  # fmt: skip
-        """End exactly these sequences; their siblings go on. Returns those that were unfinished."""
-        ended = [request for request in requests if not request.is_finished()]
-        for request in ended:
+        """End exactly these sequences; their siblings go on. Returns those that were unfinished.
+
+        A beam group ends as a whole, and its leader stands for it.
+        """
+        ended: list[Request] = []
+        for request in [member for request in requests for member in family(request)]:
+            if request.is_finished():
+                continue
             request.error = error
             self._finish(request, status)
+            if request.group is None or request is request.group.leader:
+                ended.append(request)
         self.running = [request for request in self.running if not request.is_finished()]
         return ended
 
@@ -127,6 +139,7 @@ class RequestBook:
         family.remove(request)
         if not family:
             del self._families[request.parent_id]
+            self.groups.pop(request.parent_id, None)
         self._finished_ids.append(request.request_id)
         self.stats.num_finished += 1
         if self.recorder is not None:

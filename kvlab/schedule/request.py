@@ -61,6 +61,7 @@ class Request:
         self.parent_id = request_id
         self.child_index = 0
         self.num_to_fork = self.sampling_params.num_sequences - 1  # children still to come
+        self.group = None  # its BeamGroup, if it is a beam (kvlab.schedule.beam)
         self.num_logprobs = self.sampling_params.num_logprobs  # alternatives to report beside each output token
         self.prompt_logprobs: dict[int, object] = {}  # by position, filled by the runner
         self.seed = self.sampling_params.seed  # the scheduler gives one to a request that brings none
@@ -92,6 +93,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_seats(self) -> int:
+        """Seats that it needs to come in: children to come included, or its whole beam group."""
+        return 1 + self.num_to_fork if self.group is None else self.group.width
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -130,6 +136,7 @@ class Request:
         child.arrival, child.max_num_tokens = self.arrival, self.max_num_tokens
         child.num_cached_tokens = self.num_cached_tokens
         child.num_logprobs = self.num_logprobs
+        child.group = self.group
         return child
 
     def append_output_token(self, token_id: int) -> bool:

@@ -18,6 +18,7 @@ from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.events import Recorder
 from kvlab.manager import KVCacheManager
+from kvlab.schedule.beam import BeamGroup, family, keep_whole, pending_tokens, side_by_side
 from kvlab.schedule.book import RequestBook
 from kvlab.schedule.output import EngineCoreOutput, SchedulerOutput
 from kvlab.schedule.policies import Policies, Room, admit_static
@@ -106,12 +107,18 @@ class Scheduler(RequestBook):
         """Give running requests their tokens and slots; preempt until every planned request has them."""
         scheduled: Scheduled = {}
         todo = list(self.running)
+        if self.groups:
+            todo = [request for request, n in zip(side_by_side(todo), pending_tokens(side_by_side(todo))) if n]
         while todo:
             budget = self._budget_left(scheduled)
             pending = [len(request.all_token_ids) - request.num_computed_tokens for request in todo]
+            if self.groups:
+                pending = pending_tokens(todo)
             plan = self.policies.plan_tokens(pending, budget, self._chunk_limit)
             if len(plan) != len(todo) or sum(plan) > budget or min(plan) < 0 or any(map(gt, plan, pending)):
                 raise ValueError(f"plan_tokens gave {plan} of a budget of {budget} to requests with {pending} pending")
+            if self.groups:
+                plan = keep_whole(todo, plan, scheduled)
             for position, (request, num_tokens) in enumerate(zip(todo, plan, strict=True)):
                 if num_tokens <= 0:
                     continue
@@ -126,13 +133,18 @@ class Scheduler(RequestBook):
         return scheduled
 
     def _choose_victim(self, needy: Request) -> Request:
-        victim = self.policies.choose_victim(self.running, needy, self.manager.num_unshared_blocks)
+        gain = lambda request: self.manager.num_freed_blocks(family(request))  # noqa: E731
+        victim = self.policies.choose_victim(self.running, needy, gain if self.groups else self.manager.num_unshared_blocks)
         if victim not in self.running:
             raise ValueError(f"choose_victim returned {victim!r}, which is not running: return one of those given")
         return victim
 
     def _preempt(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
-        """Take `victim` off the GPU and out of the step; it waits at its own place in the queue (L33 5)."""
+        """Take `victim`, with its beam group, off the GPU and out of the step; it waits at its place in the queue (L33 5)."""
+        for request in family(victim):
+            self._preempt_one(request, scheduled, output)
+
+    def _preempt_one(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
         self.running.remove(victim)
         scheduled.pop(victim.request_id, None)
         num_blocks = cdiv(victim.num_computed_tokens, self.config.block_size)
@@ -171,7 +183,13 @@ class Scheduler(RequestBook):
                     break  # it has just made way and does not come back in the same step
                 hits, num_hit_tokens = [], 0
                 has_place = self._has_seat(request, load)
-                if has_place:
+                if has_place and request.group is not None and request.group.is_branched:
+                    has_place = self._has_room(request, hits, load, manager.block_pool.get_num_free_blocks())
+                    if has_place:
+                        self._enter_group(request.group, scheduled, budget)
+                        budget, load = self._budget_left(scheduled), self._load(self.running)
+                        continue
+                elif has_place:
                     if not request.needs_prompt_logprobs:
                         hits, num_hit_tokens = manager.get_computed_blocks(request)
                         if self._is_computed_this_step(request, len(hits), scheduled):
@@ -210,14 +228,19 @@ class Scheduler(RequestBook):
         )
 
     def _has_seat(self, request: Request, load: "Load") -> bool:
-        """A seat for the request and its children to come; one with more children than seats needs them all."""
+        """Seats for the request and its children to come; one with more children than seats needs them all."""
         seats = self.config.max_num_seqs
-        if load.seats + min(1 + request.num_to_fork, seats) > seats:
+        if load.seats + min(request.num_seats, seats) > seats:
             return False
         return self.policies.admit(load.seats, seats, self._batch_is_forming)
 
     def _has_room(self, request: Request, hits: list, load: "Load", num_free: int) -> bool:
-        needed = self.manager.num_blocks_to_start(request, request.num_tokens, hits)
+        if request.group is not None and request.group.is_branched:  # whole, or not: what they may share is not counted
+            needed = sum(self.manager.num_blocks_to_start(m, m.num_tokens, ()) for m in request.group.members)
+            if needed > num_free:
+                return False
+        else:
+            needed = self.manager.num_blocks_to_start(request, request.num_tokens, hits)
         return self.policies.may_resume(request, Room(needed, num_free, load.promised, load.growing))
 
     def _make_way(self, request: Request, scheduled: Scheduled, output: SchedulerOutput) -> bool:
@@ -230,7 +253,7 @@ class Scheduler(RequestBook):
         if not lower:
             return False
         load = self._load([other for other in self.running if other.priority <= request.priority])
-        num_free = self.manager.block_pool.get_num_free_blocks() + sum(map(self.manager.num_unshared_blocks, lower))
+        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_freed_blocks(lower)
         if not (self._has_seat(request, load) and self._has_room(request, [], load, num_free)):
             return False
         self._preempt(max(lower, key=lambda other: other.sort_key), scheduled, output)
@@ -249,6 +272,21 @@ class Scheduler(RequestBook):
         self.running.append(request)
         if self.recorder is not None:
             self.recorder.emit("schedule", request.request_id, (computed,))
+
+    def _enter_group(self, group: BeamGroup, scheduled: Scheduled, budget: int) -> None:
+        """All members take their seats; `_has_room` has seen to it that none fails. Who is left without budget has slots."""
+        for member in group.members:
+            hits, num_hit_tokens = self.manager.get_computed_blocks(member)  # anew: whoever was before may have evicted some
+            computed = max(member.num_computed_tokens, num_hit_tokens)
+            num_tokens = min(member.num_tokens - computed - 1, self._chunk_limit, budget)
+            self.manager.allocate_slots(member, max(1, num_tokens), hits)
+            self.waiting.remove(member)
+            self._enter(member, computed, num_hit_tokens)
+            if num_tokens:
+                scheduled[member.request_id] = (member, num_tokens)
+                budget -= num_tokens
+        if group.is_ready and budget >= group.width:
+            scheduled.update((member.request_id, (member, 1)) for member in group.members)
 
     def _missing_blocks(self, request: Request) -> int:
         """Blocks that a running request still needs for the tokens it has."""
@@ -298,12 +336,18 @@ class Scheduler(RequestBook):
             tokens = sampled.get(request.request_id)
             if tokens is None:
                 continue
+            if request.group is not None:
+                request.group.report(request, sampled.logprobs[request.request_id][0])
+                continue
             sequences = (request, *self._fork_children(request)) if request.num_to_fork else (request,)
             for sequence, token in zip(sequences, tokens, strict=True):
                 if sequence.append_output_token(token):
                     self._finish(sequence, sequence.status)
                     any_finished = True
                 results.append(EngineCoreOutput(sequence, [token], sequence.status.finish_reason))
+        for group in list(self.groups.values()):
+            if len(group.reports) == len(group.members):
+                results += self._advance_group(group, output)
         if any_finished:
             self.running = [request for request in self.running if not request.is_finished()]
         if self.recorder is not None:
@@ -318,7 +362,35 @@ class Scheduler(RequestBook):
         for request in [self.requests[i] for i in output.preempted if i in self.requests]:
             if request.status is RequestStatus.SWAPPED:
                 self._drop(request)
-        return self.fail_requests([request for request, _ in output.scheduled], error)
+        in_doubt = {dst for kind, _, dst in output.block_ops if kind != "swap_out"}
+        held_back = [member for group in self.groups.values() for member in group.members
+                     if in_doubt.intersection(b.block_id for b in self.manager.req_to_blocks.get(member.request_id, ()))]
+        return self.fail_requests([*(request for request, _ in output.scheduled), *held_back], error)
+
+    def _advance_group(self, group: BeamGroup, output: SchedulerOutput) -> list[EngineCoreOutput]:
+        """All members have reported: end the search, or let the best live on, each as a fork of its parent."""
+        group.memory.measure([self.manager.req_to_blocks[m.request_id] for m in group.members], output.block_ops)
+        living, leader = group.advance(), group.leader
+        if group.is_over:
+            stopped = group.finished[0].finish_reason == "stop"
+            status = RequestStatus.FINISHED_STOPPED if stopped else RequestStatus.FINISHED_LENGTH_CAPPED
+            return [EngineCoreOutput(leader, [], request.finish_reason)
+                    for request in self.finish_sequences([leader], status)]
+        for index in range(1, leader.num_to_fork + 1):  # after the prompt; their seats have been kept
+            child = leader.make_child(index)
+            child.status = RequestStatus.RUNNING
+            self.requests[child.request_id] = child
+            self._families[child.parent_id].append(child)
+            self.running.append(child)
+            group.members.append(child)
+        leader.num_to_fork = 0
+        for parent, child in group.place(living):
+            self.manager.free(child)
+            self.manager.fork(parent, child)
+            child.all_token_ids = list(parent.all_token_ids)
+        for member, (_, token) in zip(group.members, living, strict=True):
+            member.all_token_ids.append(token)
+        return []
 
     def _fork_children(self, request: Request) -> list[Request]:
         """The prompt of a request with n > 1 has been computed: its siblings appear and share its blocks.

@@ -10,9 +10,10 @@ step in which it is read has not been promised to anybody.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvlab.sampling_params import SamplingParams, uniform
-from kvlab.schedule.output import SchedulerOutput
+from kvlab.schedule.output import SampledTokens, SchedulerOutput
 
 MODULUS = (1 << 61) - 1
 EMPTY = (-1, -1)
@@ -32,6 +33,20 @@ def _sample(state: int, params: SamplingParams, seed: int, position: int, eos: f
         while token in banned:
             token = (token + 1) % vocab_size
     return token
+
+
+def _logprobs(state: int, vocab_size: int) -> list[float]:
+    """For beam search: made-up log-probabilities of all next tokens, from what was read back. From -8 to 0."""
+    return [-8 * uniform(state, token) for token in range(vocab_size)]
+
+
+def echo_logprobs(tokens: Sequence[int], vocab_size: int = 97) -> list[float]:
+    """What the slot-echo model finds of each next token after `tokens`, without blocks: for oracles."""
+    return _logprobs(_fold(0, [(token, position) for position, token in enumerate(tokens)]), vocab_size)
+
+
+class EchoLogprob(NamedTuple):
+    logprob: float
 
 
 def echo_generate(prompt: Sequence[int], params: SamplingParams, seed: int = 0, eos_token_ids: Sequence[int] = (),
@@ -60,7 +75,7 @@ class SlotEchoRunner:
         self.gpu = [[EMPTY] * block_size for _ in range(num_gpu_blocks)]
         self.cpu = [[EMPTY] * block_size for _ in range(num_cpu_blocks)]
 
-    def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
+    def execute(self, output: SchedulerOutput) -> SampledTokens:
         """Make the copies, then compute every scheduled token. Returns sampled tokens by request id."""
         if not output.block_ops_done:
             for kind, src, dst in output.block_ops:
@@ -75,7 +90,7 @@ class SlotEchoRunner:
             for position in range(start, start + num_tokens):
                 slot = (request.all_token_ids[position], position)
                 self.gpu[ids[position // self.block_size]][position % self.block_size] = slot
-        sampled = {}
+        sampled = SampledTokens()
         for context, (request, num_tokens, ids) in zip(contexts, work, strict=True):
             end = request.num_computed_tokens + num_tokens
             if end == request.num_tokens:
@@ -85,6 +100,10 @@ class SlotEchoRunner:
                     _sample(state, params, request.seed + i, position, request.eos_token_ids, self.vocab_size)
                     for i in range(1 + request.num_to_fork)
                 ]
+                if request.group is not None:
+                    found = _logprobs(state, self.vocab_size)
+                    best = sorted(zip(found, range(self.vocab_size), strict=True), reverse=True)[: request.num_logprobs]
+                    sampled.logprobs[request.request_id] = [{token: EchoLogprob(value) for value, token in best}]
         return sampled
 
     def _read(self, block_ids: list[int], start: int, stop: int) -> list[tuple[int, int]]:

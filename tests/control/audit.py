@@ -32,6 +32,7 @@ class Audit:
         threshold = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
         limit = threshold or config.max_num_batched_tokens
         size = config.block_size
+        self._groups_are_whole(output)
         written = set()
         for (request, num_tokens), table in zip(output.scheduled, output.block_tables, strict=True):
             assert request.status is RequestStatus.RUNNING and request in scheduler.running
@@ -52,6 +53,22 @@ class Audit:
             assert all(r.sort_key < victim.sort_key for r in admitted), "admitted amid preemption"
         assert len(scheduler.running) <= config.max_num_seqs
         assert not (self.fuzz.contiguous and output.block_ops)
+
+    def _groups_are_whole(self, output: SchedulerOutput) -> None:
+        """Members run together, wait together, and are sampled in the same step."""
+        sampled = {r for r, n in output.scheduled if r.num_computed_tokens + n == r.num_tokens}
+        for group in self.fuzz.scheduler.groups.values():
+            for member in group.members:  # after the step it may be another's fork: what it publishes is noted now
+                self._chains.pop(member, None)
+                self._name(member, member.num_computed_tokens + dict(output.scheduled).get(member, 0))
+            if group.leader.num_to_fork:
+                assert group.members == [group.leader]
+                continue
+            assert len(group.members) == len({m.request_id for m in group.members}) == group.width
+            assert len(sampled.intersection(group.members)) in (0, group.width), "a part of a group is sampled"
+            assert len({m.status is RequestStatus.RUNNING for m in group.members}) == 1, "a part of a group runs"
+            assert len({m.num_tokens for m in group.members}) == 1
+            assert len({tuple(m.output_token_ids) for m in group.members}) == group.width, "two beams are one"
 
     def _owned_cpu_blocks(self) -> set[int]:
         return {cpu for table in self.fuzz.manager.swap_space.tables.values() for cpu in table}
@@ -114,7 +131,8 @@ class Audit:
             tokens = request.all_token_ids[: request.num_computed_tokens]
             assert held == list(zip(tokens, range(len(tokens)), strict=True)), f"{request} has lost its K/V"
         for request in {*self.fuzz.scheduler.requests.values(), *self.last_scheduled}:  # those that ended, too
-            self._name(request)
+            if request.group is None:
+                self._name(request)
         published = manager.block_pool.cached_block_hash_to_block
         assert not published or self.fuzz.config.enable_prefix_caching
         for key, block in published.items():
@@ -125,12 +143,14 @@ class Audit:
             assert gpu[block.block_id] == want, f"{block} does not hold what it is named for"
         assert sum(block.block_hash is not None for block in manager.block_pool.blocks) == len(published)
 
-    def _name(self, request: Request) -> None:
+    def _name(self, request: Request, num_computed_tokens: int | None = None) -> None:
         """Hash the request's new full blocks, by hand."""
+        if num_computed_tokens is None:
+            num_computed_tokens = request.num_computed_tokens
         size, salt = self.fuzz.config.block_size, request.cache_salt
         root = sha256(b"kvlab" if salt is None else b"kvlab salt " + salt.encode()).digest()
         done, parent = self._chains.get(request, (0, root))
-        while (done + 1) * size <= request.num_computed_tokens:
+        while (done + 1) * size <= num_computed_tokens:
             tokens = request.all_token_ids[done * size : (done + 1) * size]
             parent = sha256(parent + struct.pack(f"={size}q", *tokens)).digest()
             self.names[parent] = (done, tokens)

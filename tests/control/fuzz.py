@@ -285,17 +285,20 @@ class Fuzz:
             return self.count("refused")
         assert limit is not None, f"{request} can never fit and was not refused"
         assert request.max_num_tokens == limit
-        params = request.sampling_params
-        want = [
-            echo_generate(request.prompt_token_ids, params, request.seed + i, EOS, self.vocab_size, limit)
-            for i in range(params.n)
-        ]
+        want = self._want(request, limit)
         if request.request_id in self.jobs:
             self.done.append(self.jobs[request.request_id])
             self.count("id used again")
         self.jobs[request.request_id] = Job(request, want)
         if self.rng.random() < self.poison_rate:
             self.runner.poisoned.add(request)
+
+    def _want(self, request: Request, limit: int) -> list[list[int]]:
+        params = request.sampling_params
+        return [
+            echo_generate(request.prompt_token_ids, params, request.seed + i, EOS, self.vocab_size, limit)
+            for i in range(params.n)
+        ]
 
     def _state(self):
         scheduler = self.scheduler
@@ -386,7 +389,7 @@ class Fuzz:
         jobs = [*self.done, *self.jobs.values()]
         self.count("requests", len(jobs))
         for job in jobs:
-            request, params = job.request, job.request.sampling_params
+            request = job.request
             assert set(job.reasons) == set(job.children), f"{request}: finished {job.reasons}, exist {job.children}"
             for i, reason in job.reasons.items():
                 got, want = job.got[i], job.want[i]
@@ -395,9 +398,7 @@ class Fuzz:
                     assert got == want[: len(got)] and len(got) < len(want), f"{request} {i}: {got} is not in {want}"
                     continue
                 assert got == want, f"{request} continuation {i}: got {got}, want {want}"
-                enders = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
-                stopped = len(got) >= params.min_tokens and got[-1] in enders
-                assert reason == ("stop" if stopped else "length"), f"{request} {i} ended with {reason}"
+                self._judge_reason(request, i, got, reason)
             self._judge_cached(job, jobs)
         scheduler, manager = self.scheduler, self.manager
         assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
@@ -407,6 +408,12 @@ class Fuzz:
         assert manager.block_pool.get_num_free_blocks() == manager.block_pool.num_usable_blocks
         assert manager.reset_prefix_cache() and not manager.block_pool.cached_block_hash_to_block
         self.audit.after_step()
+
+    def _judge_reason(self, request: Request, i: int, got: list[int], reason: str) -> None:
+        params = request.sampling_params
+        enders = {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}
+        stopped = len(got) >= params.min_tokens and got[-1] in enders
+        assert reason == ("stop" if stopped else "length"), f"{request} {i} ended with {reason}"
 
     def _judge_cached(self, job: Job, jobs: list[Job]) -> None:
         """num_cached_tokens: whole blocks, less than the prompt, and somebody else must have computed them."""
