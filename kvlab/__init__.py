@@ -15,6 +15,7 @@ _HOME = {
     "Recorder": "kvlab.events",
     "EngineConfig": "kvlab.config",
     "SamplingParams": "kvlab.sampling_params",
+    "BeamSearchParams": "kvlab.sampling_params",
     "KVCacheBlock": "kvlab.blocks",
     "FreeKVCacheBlockQueue": "kvlab.blocks",
     "BlockPool": "kvlab.blocks",
@@ -31,6 +32,7 @@ _HOME = {
     "EngineCore": "kvlab.engine",
     "LLM": "kvlab.engine",
     "RequestOutput": "kvlab.engine",
+    "BeamSearchOutput": "kvlab.engine",
     "CompletionOutput": "kvlab.engine",
 }
 

@@ -12,7 +12,7 @@ write to a shared block needs, and new blocks. If they do not all fit, nothing c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvlab.blocks import BlockPool, BlockTable, KVCacheBlock, PrefixIndex, cdiv
 from kvlab.events import Recorder
@@ -69,13 +69,9 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> list[int]:
         return self.req_to_blocks[request_id].block_ids
 
-    def num_unshared_blocks(self, request) -> int:
-        """How many blocks preempting `request` would give back to the queue."""
-        return sum(block.ref_cnt == 1 for block in self.req_to_blocks.get(request.request_id, ()))
-
-    def num_freed_blocks(self, requests: Iterable) -> int:
-        """How many blocks preempting all of `requests` would give back: also those that only they share."""
-        tables = [self.req_to_blocks.get(request.request_id, ()) for request in requests]
+    def num_unshared_blocks(self, *requests) -> int:
+        """How many blocks preempting `requests`, all of them, would give back to the queue."""
+        tables = [self.req_to_blocks.get(request.request_id, NO_BLOCKS) for request in requests]
         references = Counter(block.block_id for table in tables for block in table)
         return sum(self.block_pool.blocks[i].ref_cnt == count for i, count in references.items())
 

@@ -10,13 +10,14 @@ All prompts of a call run together: what they share is computed once, and each l
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 
 import torch
 
 from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
+from kvlab.engine.beam import BeamSearchOutput, beam_output
 from kvlab.engine.core import EngineCore
 from kvlab.engine.memory import check_max_model_len, plan_blocks
 from kvlab.engine.output_processor import OutputProcessor
@@ -26,8 +27,8 @@ from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.loader import load_model, resolve_model
-from kvlab.sampling_params import SamplingParams
-from kvlab.schedule import Policies, Request, Scheduler
+from kvlab.sampling_params import BeamSearchParams, SamplingParams
+from kvlab.schedule import Policies, Request, Scheduler, beam_request
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -88,8 +89,7 @@ class LLM:
         ValueError, and nothing started, if a prompt can never be served. A request that fails later has
         finish_reason "error" and its `error` says why; the others are not touched by it.
         """
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]
+        prompts = as_list(prompts)
         params = [sampling_params or GREEDY] * len(prompts)
         if isinstance(sampling_params, Sequence):
             if len(sampling_params) != len(prompts):
@@ -110,6 +110,36 @@ class LLM:
         finally:
             for request in requests:
                 self._forget(request.request_id)
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """Search for the likeliest continuations of every prompt, as `transformers` does with num_beams (L33 2.4).
+
+        Beams share their blocks by fork; all prompts run together. ValueError, and nothing started, if a group of
+        beams can never be served as a whole: too wide for the seats, the budget, the pool or the vocabulary.
+        """
+        prompts = as_list(prompts)
+        eos = self.model_config.eos_token_ids
+        if params.beam_width + len(eos) > self.model_config.vocab_size:
+            raise ValueError(
+                f"beam_width is {params.beam_width}, and of {self.model_config.vocab_size} tokens {len(eos)} end the "
+                f"sequence: use a beam_width of at most {self.model_config.vocab_size - len(eos)}"
+            )
+        requests: list[Request] = []
+        try:
+            for i, prompt in enumerate(prompts):
+                where = f"prompt {i}: " if len(prompts) > 1 else ""
+                token_ids = self._token_ids(prompt, where)
+                request = beam_request(str(next(self._ids)), token_ids, params, eos_token_ids=eos)
+                requests.append(self._start(request, where))
+            while any(self.engine.scheduler.is_unfinished(request.request_id) for request in requests):
+                self._step()
+            return [
+                beam_output(request, prompt if isinstance(prompt, str) else None, self.tokenizer)
+                for request, prompt in zip(requests, prompts, strict=True)
+            ]
+        finally:
+            for request in requests:
+                self.engine.abort_request(request.request_id)
 
     def chat(self, messages: Sequence, sampling_params: Params = None) -> list[RequestOutput]:
         """Answer one conversation [{"role", "content"}, ...] or a list of them, by the model's chat template."""
@@ -142,8 +172,11 @@ class LLM:
             while inbox:
                 yield inbox.popleft()
             if self.processor.is_unfinished(request_id):
-                for delta in self.processor.process(self.engine.step()):
-                    self._inboxes[delta.request_id].append(delta)
+                self._step()
+
+    def _step(self) -> None:
+        for delta in self.processor.process(self.engine.step()):
+            self._inboxes[delta.request_id].append(delta)
 
     def _forget(self, request_id: str) -> None:
         """End what is unfinished of a request, and throw its inbox away."""
@@ -153,21 +186,32 @@ class LLM:
 
     def _add(self, prompt: Prompt, params: SamplingParams, where: str, priority: int = 0,
              cache_salt: str | None = None) -> Request:  # fmt: skip
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        size = self.model_config.vocab_size
-        named = {"prompt": token_ids, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
-        for name, ids in named.items():
-            for token_id in ids:
-                if not isinstance(token_id, int) or not 0 <= token_id < size:
-                    raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")
+        token_ids = self._token_ids(prompt, where)
+        self._check_tokens(params.stop_token_ids, where, "stop_token_ids")
+        self._check_tokens(params.logit_bias or (), where, "logit_bias")
         request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids,
                           priority=priority, cache_salt=cache_salt)  # fmt: skip
+        self._start(request, where)
+        self._inboxes[request.request_id] = deque()
+        self.processor.register(request, prompt if isinstance(prompt, str) else None)
+        return request
+
+    def _token_ids(self, prompt: Prompt, where: str) -> list[int]:
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_tokens(token_ids, where, "prompt")
+        return token_ids
+
+    def _check_tokens(self, token_ids: Iterable[int], where: str, name: str) -> None:
+        size = self.model_config.vocab_size
+        for token_id in token_ids:
+            if not isinstance(token_id, int) or not 0 <= token_id < size:
+                raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")
+
+    def _start(self, request: Request, where: str) -> Request:
         try:
             self.engine.add_request(request)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from None
-        self._inboxes[request.request_id] = deque()
-        self.processor.register(request, prompt if isinstance(prompt, str) else None)
         return request
 
     def stats(self) -> dict[str, float]:
@@ -180,3 +224,10 @@ class LLM:
             "num_gpu_blocks": self.config.num_gpu_blocks_override,
             "usage": scheduler.manager.usage,
         }
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt, text or token ids, as a list of one."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]
+    return prompts

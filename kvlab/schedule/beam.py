@@ -1,29 +1,22 @@
-"""Beam search (束搜索) by fork: the rules of the search, and what it means that a group moves as a whole (L33 2.4).
+"""Beam search (束搜索) by fork: the rules of the search, and the memory that sharing saves (L33 2.4).
 
     members [A B C], each at its last known token    one step of the engine computes all of them
       -> the likeliest next tokens of each           BeamGroup.report
       -> A+x  A+y  C+z live on, B does not           BeamGroup.advance
-      -> B gives its blocks back and becomes a fork of A; then x, y and z are appended
+      -> B gives its blocks back, becomes a fork of A; then x, y and z are appended
 
-So a group is `width` ordinary sequences that keep their seats from the first fork to the end. No K/V moves
-when beams change places: tables are forked, and a block is copied only where two of them write into it.
-A finished hypothesis is a list of tokens; it holds no blocks.
-
-Whole: a member takes its last known token only in a step in which all do; who preempts one preempts all; they come
-back together. Until all stand before their last token again, each computes what it has up to there.
+So a group is `width` ordinary sequences, which keep their seats from the first fork to the end (group.py says how
+they move). No K/V moves when beams change places: tables are forked, and a block is copied only where two of them
+write into it. A finished hypothesis is a list of tokens; it holds no blocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvlab.blocks import BlockTable, cdiv
-from kvlab.config import EngineConfig
-from kvlab.manager import KVCacheManager
+from kvlab.blocks import BlockTable
 from kvlab.sampling_params import BeamSearchParams, SamplingParams
 from kvlab.schedule.request import Request, RequestStatus
 from kvlab.swap import BlockOp
-
-Scheduled = dict[str, tuple[Request, int]]
 
 
 @dataclass
@@ -177,7 +170,8 @@ class BeamGroup:
 
 
 def beam_request(request_id: str, prompt_token_ids: Sequence[int], params: BeamSearchParams, *,
-                 eos_token_ids: Sequence[int] = (), priority: int = 0, cache_salt: str | None = None) -> Request:  # fmt: skip
+                 eos_token_ids: Sequence[int] = (), priority: int = 0,
+                 cache_salt: str | None = None) -> Request:  # fmt: skip
     """A request whose `group` searches; it ends once, and the hypotheses are in request.group.finished."""
     sampling = SamplingParams(n=params.beam_width, temperature=0, max_tokens=params.max_tokens,
                               ignore_eos=params.ignore_eos)  # fmt: skip
@@ -186,72 +180,3 @@ def beam_request(request_id: str, prompt_token_ids: Sequence[int], params: BeamS
     request.group = BeamGroup(request, params)
     request.num_logprobs = request.group.num_candidates
     return request
-
-
-def check_group(request: Request, config: EngineConfig, manager: KVCacheManager) -> None:
-    """ValueError if the group of `request` could fail to move as a whole. request.max_num_tokens is known."""
-    name, width = f"request {request.request_id!r}", request.group.width
-    if not manager.can_share:
-        raise ValueError(f"{name}: beam search shares blocks, which contiguous reservation cannot; use 'paged'")
-    if not config.enable_chunked_prefill:
-        raise ValueError(f"{name}: preempted beams compute their tokens again in parts; enable chunked prefill")
-    if width > config.max_num_seqs:
-        raise ValueError(
-            f"{name}: beam_width is {width} and there are {config.max_num_seqs} seats, one for each beam; lower "
-            f"beam_width or raise max_num_seqs"
-        )
-    if width > config.max_num_batched_tokens:
-        raise ValueError(
-            f"{name}: beam_width is {width} and a step computes {config.max_num_batched_tokens} tokens, one for each "
-            f"beam at least; lower beam_width or raise max_num_batched_tokens"
-        )
-    blocks = cdiv(request.max_num_tokens - 1, config.block_size)
-    if width * blocks > manager.block_pool.num_usable_blocks:
-        raise ValueError(
-            f"{name}: {width} beams of {blocks} blocks, should they share nothing, need more than the "
-            f"{manager.block_pool.num_usable_blocks} KV blocks that there are; lower beam_width or max_tokens, or "
-            f"give the engine more blocks"
-        )
-
-
-# ---- as a whole: what the scheduler asks
-
-
-def family(request: Request) -> list[Request]:
-    """Those who come, go and end together with `request`."""
-    return request.group.members if request.group is not None else [request]
-
-
-def side_by_side(requests: Sequence[Request]) -> list[Request]:
-    """The same order, but members next to each other, so that two groups cannot halve a budget for ever."""
-    order: dict[str, int] = {}
-    return sorted(requests, key=lambda request: order.setdefault(request.parent_id, len(order)))
-
-
-def pending_tokens(requests: Sequence[Request]) -> list[int]:
-    """How many tokens each may compute: a member's last known one only when the group is ready."""
-    held_back = {request.group for request in requests if request.group is not None and not request.group.is_ready}
-    return [r.num_tokens - r.num_computed_tokens - (r.group in held_back) for r in requests]
-
-
-def keep_whole(todo: Sequence[Request], plan: list[int], scheduled: Scheduled) -> list[int]:
-    """Change `plan` (and `scheduled`) so that a ready group samples as a whole, or waits.
-
-    If that leaves an empty step, the first of those who would wait goes on: its width fits every budget.
-    """
-    plan = list(plan)
-    waiting: list[list[int]] = []
-    for group in dict.fromkeys(request.group for request in todo):
-        mine = [i for i, request in enumerate(todo) if request.group is group]
-        if group is None or not group.is_ready or all(plan[i] for i in mine):
-            continue
-        for i in mine:
-            plan[i] = 0
-        for member in group.members:
-            scheduled.pop(member.request_id, None)
-        if len(mine) == len(group.members):
-            waiting.append(mine)
-    if waiting and not scheduled and not any(plan):
-        for i in waiting[0]:
-            plan[i] = 1
-    return plan

@@ -12,7 +12,8 @@ from kvlab.config import EngineConfig
 from kvlab.events import Recorder
 from kvlab.manager import KVCacheManager
 from kvlab.sampling_params import uniform
-from kvlab.schedule.beam import BeamGroup, check_group, family
+from kvlab.schedule.beam import BeamGroup
+from kvlab.schedule.group import check_group, companions
 from kvlab.schedule.output import SchedulerStats
 from kvlab.schedule.queue import RequestQueue
 from kvlab.schedule.request import Request, RequestStatus
@@ -55,6 +56,14 @@ class RequestBook:
         self.waiting.add(request)
         if self.recorder is not None:
             self.recorder.emit("add", request.request_id, (request.num_prompt_tokens,))
+
+    def _add_children(self, request: Request) -> list[Request]:
+        """The prompt of `request` has been computed: its siblings appear. They have no place yet."""
+        children = [request.make_child(i) for i in range(1, request.num_to_fork + 1)]
+        request.num_to_fork = 0
+        self.requests.update((child.request_id, child) for child in children)
+        self._families[request.parent_id] += children
+        return children
 
     def _longest(self, request: Request, name: str) -> int:
         """How many tokens, prompt and outputs, `request` may grow to. ValueError if that can never fit."""
@@ -118,7 +127,7 @@ class RequestBook:
         A beam group ends as a whole, and its leader stands for it.
         """
         ended: list[Request] = []
-        for request in [member for request in requests for member in family(request)]:
+        for request in [member for each in requests for member in companions(each)]:
             if request.is_finished():
                 continue
             request.error = error

@@ -18,13 +18,13 @@ from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.events import Recorder
 from kvlab.manager import KVCacheManager
-from kvlab.schedule.beam import BeamGroup, family, keep_whole, pending_tokens, side_by_side
+from kvlab.schedule import group as whole
+from kvlab.schedule.beam import BeamGroup
 from kvlab.schedule.book import RequestBook
+from kvlab.schedule.group import Scheduled
 from kvlab.schedule.output import EngineCoreOutput, SchedulerOutput
 from kvlab.schedule.policies import Policies, Room, admit_static
 from kvlab.schedule.request import Request, RequestStatus
-
-Scheduled = dict[str, tuple[Request, int]]  # by request id: (request, number of tokens)
 
 
 class Load(NamedTuple):
@@ -106,24 +106,23 @@ class Scheduler(RequestBook):
     def _schedule_running(self, output: SchedulerOutput) -> Scheduled:
         """Give running requests their tokens and slots; preempt until every planned request has them."""
         scheduled: Scheduled = {}
-        todo = list(self.running)
-        if self.groups:
-            todo = [request for request, n in zip(side_by_side(todo), pending_tokens(side_by_side(todo))) if n]
+        todo = whole.side_by_side(self.running) if self.groups else list(self.running)
         while todo:
             budget = self._budget_left(scheduled)
-            pending = [len(request.all_token_ids) - request.num_computed_tokens for request in todo]
             if self.groups:
-                pending = pending_tokens(todo)
+                pending = whole.pending_tokens(todo)
+            else:
+                pending = [len(request.all_token_ids) - request.num_computed_tokens for request in todo]
             plan = self.policies.plan_tokens(pending, budget, self._chunk_limit)
             if len(plan) != len(todo) or sum(plan) > budget or min(plan) < 0 or any(map(gt, plan, pending)):
                 raise ValueError(f"plan_tokens gave {plan} of a budget of {budget} to requests with {pending} pending")
             if self.groups:
-                plan = keep_whole(todo, plan, scheduled)
+                plan = whole.keep_whole(todo, plan, scheduled)
             for position, (request, num_tokens) in enumerate(zip(todo, plan, strict=True)):
                 if num_tokens <= 0:
                     continue
                 if self.manager.allocate_slots(request, num_tokens) is None:
-                    self._preempt(self._choose_victim(request), scheduled, output)
+                    self._preempt_whole(self._choose_victim(request), scheduled, output)
                     # A victim gives its tokens back, so the rest of the step is planned anew.
                     todo = [r for r in todo[position:] if r.status is RequestStatus.RUNNING]
                     break
@@ -133,18 +132,19 @@ class Scheduler(RequestBook):
         return scheduled
 
     def _choose_victim(self, needy: Request) -> Request:
-        gain = lambda request: self.manager.num_freed_blocks(family(request))  # noqa: E731
-        victim = self.policies.choose_victim(self.running, needy, gain if self.groups else self.manager.num_unshared_blocks)
+        gain = lambda request: self.manager.num_unshared_blocks(*whole.companions(request))  # noqa: E731
+        victim = self.policies.choose_victim(self.running, needy, gain)
         if victim not in self.running:
             raise ValueError(f"choose_victim returned {victim!r}, which is not running: return one of those given")
         return victim
 
-    def _preempt(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
-        """Take `victim`, with its beam group, off the GPU and out of the step; it waits at its place in the queue (L33 5)."""
-        for request in family(victim):
-            self._preempt_one(request, scheduled, output)
+    def _preempt_whole(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
+        """Preempt `victim`, and with a beam its whole group."""
+        for request in whole.companions(victim):
+            self._preempt(request, scheduled, output)
 
-    def _preempt_one(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
+    def _preempt(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
+        """Take `victim` off the GPU and out of the step; it waits at its own place in the queue (L33 5)."""
         self.running.remove(victim)
         scheduled.pop(victim.request_id, None)
         num_blocks = cdiv(victim.num_computed_tokens, self.config.block_size)
@@ -235,10 +235,10 @@ class Scheduler(RequestBook):
         return self.policies.admit(load.seats, seats, self._batch_is_forming)
 
     def _has_room(self, request: Request, hits: list, load: "Load", num_free: int) -> bool:
-        if request.group is not None and request.group.is_branched:  # whole, or not: what they may share is not counted
-            needed = sum(self.manager.num_blocks_to_start(m, m.num_tokens, ()) for m in request.group.members)
+        if request.group is not None and request.group.is_branched:
+            needed = whole.blocks_to_start(request.group, self.manager)
             if needed > num_free:
-                return False
+                return False  # whatever the policy says: it comes in whole
         else:
             needed = self.manager.num_blocks_to_start(request, request.num_tokens, hits)
         return self.policies.may_resume(request, Room(needed, num_free, load.promised, load.growing))
@@ -253,10 +253,10 @@ class Scheduler(RequestBook):
         if not lower:
             return False
         load = self._load([other for other in self.running if other.priority <= request.priority])
-        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_freed_blocks(lower)
+        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_unshared_blocks(*lower)
         if not (self._has_seat(request, load) and self._has_room(request, [], load, num_free)):
             return False
-        self._preempt(max(lower, key=lambda other: other.sort_key), scheduled, output)
+        self._preempt_whole(max(lower, key=lambda other: other.sort_key), scheduled, output)
         return True
 
     def _enter(self, request: Request, computed: int, num_hit_tokens: int) -> None:
@@ -274,9 +274,9 @@ class Scheduler(RequestBook):
             self.recorder.emit("schedule", request.request_id, (computed,))
 
     def _enter_group(self, group: BeamGroup, scheduled: Scheduled, budget: int) -> None:
-        """All members take their seats; `_has_room` has seen to it that none fails. Who is left without budget has slots."""
+        """All members take their seats; `_has_room` has seen to it that each gets its slots, if not its tokens."""
         for member in group.members:
-            hits, num_hit_tokens = self.manager.get_computed_blocks(member)  # anew: whoever was before may have evicted some
+            hits, num_hit_tokens = self.manager.get_computed_blocks(member)  # now: the one before may have evicted some
             computed = max(member.num_computed_tokens, num_hit_tokens)
             num_tokens = min(member.num_tokens - computed - 1, self._chunk_limit, budget)
             self.manager.allocate_slots(member, max(1, num_tokens), hits)
@@ -362,34 +362,22 @@ class Scheduler(RequestBook):
         for request in [self.requests[i] for i in output.preempted if i in self.requests]:
             if request.status is RequestStatus.SWAPPED:
                 self._drop(request)
-        in_doubt = {dst for kind, _, dst in output.block_ops if kind != "swap_out"}
-        held_back = [member for group in self.groups.values() for member in group.members
-                     if in_doubt.intersection(b.block_id for b in self.manager.req_to_blocks.get(member.request_id, ()))]
-        return self.fail_requests([*(request for request, _ in output.scheduled), *held_back], error)
+        filled = {dst for kind, _, dst in output.block_ops if kind != "swap_out"}
+        held_back = whole.in_doubt(self.groups.values(), filled, self.manager)
+        return self.fail_requests([request for request, _ in output.scheduled] + held_back, error)
 
     def _advance_group(self, group: BeamGroup, output: SchedulerOutput) -> list[EngineCoreOutput]:
         """All members have reported: end the search, or let the best live on, each as a fork of its parent."""
         group.memory.measure([self.manager.req_to_blocks[m.request_id] for m in group.members], output.block_ops)
-        living, leader = group.advance(), group.leader
+        living = group.advance()
         if group.is_over:
-            stopped = group.finished[0].finish_reason == "stop"
-            status = RequestStatus.FINISHED_STOPPED if stopped else RequestStatus.FINISHED_LENGTH_CAPPED
-            return [EngineCoreOutput(leader, [], request.finish_reason)
-                    for request in self.finish_sequences([leader], status)]
-        for index in range(1, leader.num_to_fork + 1):  # after the prompt; their seats have been kept
-            child = leader.make_child(index)
+            status = RequestStatus(group.finished[0].finish_reason)
+            return [EngineCoreOutput.ended(leader) for leader in self.finish_sequences([group.leader], status)]
+        for child in self._add_children(group.leader):  # after the prompt; their seats have been kept
             child.status = RequestStatus.RUNNING
-            self.requests[child.request_id] = child
-            self._families[child.parent_id].append(child)
             self.running.append(child)
             group.members.append(child)
-        leader.num_to_fork = 0
-        for parent, child in group.place(living):
-            self.manager.free(child)
-            self.manager.fork(parent, child)
-            child.all_token_ids = list(parent.all_token_ids)
-        for member, (_, token) in zip(group.members, living, strict=True):
-            member.all_token_ids.append(token)
+        whole.branch(group, living, self.manager)
         return []
 
     def _fork_children(self, request: Request) -> list[Request]:
@@ -397,11 +385,8 @@ class Scheduler(RequestBook):
 
         A child that finds no seat waits without blocks, and computes (or finds cached) its prompt later.
         """
-        children = [request.make_child(i) for i in range(1, request.num_to_fork + 1)]
-        request.num_to_fork = 0
+        children = self._add_children(request)
         for child in children:
-            self.requests[child.request_id] = child
-            self._families[child.parent_id].append(child)
             if len(self.running) < self.config.max_num_seqs and self.manager.fork(request, child):
                 child.status = RequestStatus.RUNNING
                 self.running.append(child)
