@@ -121,13 +121,15 @@ PRESSURE = list(itertools.product((2, 4, 6), (1, 4, 16), ("recompute", "swap", "
 
 
 def test_under_pressure_and_in_company_nothing_changes(ends_often, reference):
-    """Pools that hold one group and little more, budgets from the width up, ordinary requests before and after it."""
+    """Pools that hold one group and little more, budgets from the width up; an older request before the group, and an
+    urgent one that needs most of the pool when the beams have parted."""
     preempted = {"recompute": 0, "swap": 0}
+    num_groups_preempted = 0
     greedy = LLM(str(ends_often), dtype="float64", num_gpu_blocks_override=300)
     for number, (width, block_size, pressure, caching) in enumerate(PRESSURE):
         rng = random.Random(number)
         max_tokens = 10
-        params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=rng.random() < 0.5,
+        params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=rng.random() < 0.7,
                                   early_stopping=rng.random() < 0.5)  # fmt: skip
         prompt = prompts(number)[1]
         worst = width * -(-(len(prompt) + max_tokens - 1) // block_size)
@@ -136,29 +138,32 @@ def test_under_pressure_and_in_company_nothing_changes(ends_often, reference):
             str(ends_often), dtype="float64", block_size=block_size, enable_prefix_caching=caching,
             num_gpu_blocks_override=1 + worst + rng.choice([0, 1, 3]), num_cpu_blocks_override=2 * worst,
             max_num_seqs=width + 2, max_num_batched_tokens=rng.choice([width, width + 1, width + 2, 19, 256]),
-            policies=Policies(may_resume=lambda request, room: True,
-                              swap_or_recompute=lambda *_, rng=rng, choices=choices: rng.choice(choices)),
+            policies=Policies(swap_or_recompute=lambda *_, rng=rng, choices=choices: rng.choice(choices)),
         )  # fmt: skip
-        longest = min(40, worst * block_size // 2)
-        plain = SamplingParams(temperature=0, max_tokens=longest, ignore_eos=True)
-        others = [Request(name, [20 + i, 5, 6], plain) for i, name in enumerate(("before", "after"))]
+        plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        old = Request("old", [20, 5, 6], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        urgent = Request("urgent", (prompts(9)[2] * 9)[: worst * block_size - 12], plain, priority=-1)
         search = beam_request("beams", prompt, params, eos_token_ids=MANY)
-        for request in (others[0], search, others[1]):
-            llm.engine.add_request(request)
+        llm.engine.add_request(old)
+        llm.engine.add_request(search)
         while llm.engine.has_unfinished_requests():
             llm.engine.step()
             llm.engine.scheduler.manager.check()
+            if search.num_output_tokens == 2 and urgent.seed is None:
+                llm.engine.add_request(urgent)
+        num_groups_preempted += search.num_preemptions > 0
         tokens, scores = reference(ends_often).search(prompt, params, MANY)
         assert [h.token_ids for h in search.group.finished] == tokens, (width, block_size, pressure, caching)
         assert [h.score for h in search.group.finished] == pytest.approx(scores, rel=1e-5)
-        for other in others:
-            [alone] = greedy.generate(other.prompt_token_ids, plain)
+        for other in (old, urgent)[: 1 + (urgent.seed is not None)]:
+            [alone] = greedy.generate(other.prompt_token_ids, other.sampling_params)
             assert other.output_token_ids == alone.outputs[0].token_ids
         stats = llm.stats()
         assert stats["usage"] == 0
         for kind in preempted:
             preempted[kind] += stats[f"num_preemptions_{kind}"]
-    assert all(number > 20 for number in preempted.values()), preempted
+    assert num_groups_preempted > len(PRESSURE) // 2
+    assert all(number > len(PRESSURE) for number in preempted.values()), preempted
 
 
 def test_the_shipped_model_in_float32(reference):
