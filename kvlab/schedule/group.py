@@ -89,9 +89,12 @@ def keep_whole(todo: Sequence[Request], plan: list[int], scheduled: Scheduled) -
     return plan
 
 
-def blocks_to_start(group: BeamGroup, manager: KVCacheManager) -> int:
-    """Free blocks that surely suffice for all tokens of all members. What they may find or share is not counted."""
-    return sum(manager.num_blocks_to_start(member, member.num_tokens, ()) for member in group.members)
+def blocks_to_start(group: BeamGroup, block_size: int) -> int:
+    """Free blocks that surely suffice for all tokens of all members. What they may find or share is not counted:
+
+    the first to come in may evict what the second would have found.
+    """
+    return sum(cdiv(member.num_tokens, block_size) for member in group.members)
 
 
 def in_doubt(groups: Iterable[BeamGroup], blocks: set[int], manager: KVCacheManager) -> list[Request]:

@@ -236,7 +236,7 @@ class Scheduler(RequestBook):
 
     def _has_room(self, request: Request, hits: list, load: "Load", num_free: int) -> bool:
         if request.group is not None and request.group.is_branched:
-            needed = whole.blocks_to_start(request.group, self.manager)
+            needed = whole.blocks_to_start(request.group, self.config.block_size)
             if needed > num_free:
                 return False  # whatever the policy says: it comes in whole
         else:
