@@ -102,7 +102,8 @@ FAULTS = {
         SlotEchoRunner, "execute", "return sampled",
         "[self.gpu.__setitem__(d, list(self.gpu[s])) for k, s, d in output.block_ops if k == 'copy']\n"
         "    return sampled"),
-    "every block is writable": (KVCacheManager, "allocate_slots", "not (tail.ref_cnt == 1 and tail.block_hash is None)", "False"),
+    "every block is writable": (
+        KVCacheManager, "allocate_slots", "not (tail.ref_cnt == 1 and tail.block_hash is None)", "False"),
     "the copy is not counted": (
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
     "fork takes no reference": (KVCacheManager, "fork", "self.block_pool.touch(blocks)", "pass"),
