@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
+from numbers import Integral
 
 import torch
 
@@ -88,7 +89,7 @@ class LLM:
         ValueError, and nothing started, if a prompt can never be served. A request that fails later has
         finish_reason "error" and its `error` says why; the others are not touched by it.
         """
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
             prompts = [prompts]
         params = [sampling_params or GREEDY] * len(prompts)
         if isinstance(sampling_params, Sequence):
@@ -158,8 +159,9 @@ class LLM:
         named = {"prompt": token_ids, "stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
         for name, ids in named.items():
             for token_id in ids:
-                if not isinstance(token_id, int) or not 0 <= token_id < size:
+                if not isinstance(token_id, Integral) or not 0 <= token_id < size:
                     raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")
+        token_ids = [int(token_id) for token_id in token_ids]  # whatever kind of whole number they were
         request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids,
                           priority=priority, cache_salt=cache_salt)  # fmt: skip
         try:

@@ -1,5 +1,6 @@
 """LLM as its users meet it: what comes back, what is refused, and that nothing else is harmed by either."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,7 @@ def unharmed(llm):
 def test_one_prompt_many_prompts_one_params_each(llm):
     one = llm.generate(PROMPT, GREEDY)
     assert len(one) == 1 and len(one[0].outputs) == 1 and one[0].prompt_token_ids == PROMPT and one[0].finished
+    assert llm.generate(np.array(PROMPT), GREEDY)[0].outputs == one[0].outputs
     each = [SamplingParams(temperature=0, max_tokens=k, ignore_eos=True) for k in (1, 5, 3)]
     many = llm.generate([PROMPT, [5], [6, 7]], each)
     assert [len(output.outputs[0].token_ids) for output in many] == [1, 5, 3]
