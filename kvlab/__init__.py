@@ -32,6 +32,7 @@ _HOME = {
     "LLM": "kvlab.engine",
     "RequestOutput": "kvlab.engine",
     "CompletionOutput": "kvlab.engine",
+    "StreamDelta": "kvlab.engine",
 }
 
 __all__ = ["__version__", *_HOME]

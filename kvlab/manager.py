@@ -11,6 +11,7 @@ Every allocation is one atomic count: hits that lie in the free queue, blocks to
 write to a shared block needs, and new blocks. If they do not all fit, nothing changes and None is returned.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from kvlab.blocks import BlockPool, BlockTable, KVCacheBlock, PrefixIndex, cdiv
@@ -70,6 +71,11 @@ class KVCacheManager:
     def num_unshared_blocks(self, request) -> int:
         """How many blocks preempting `request` would give back to the queue."""
         return sum(block.ref_cnt == 1 for block in self.req_to_blocks.get(request.request_id, ()))
+
+    def num_blocks_freed_by(self, requests) -> int:
+        """How many blocks come back if all of `requests` are preempted: those that only they hold."""
+        held = Counter(block for r in requests for block in self.req_to_blocks.get(r.request_id, ()))
+        return sum(block.ref_cnt == count for block, count in held.items())
 
     def get_computed_blocks(self, request) -> tuple[list[KVCacheBlock], int]:
         """The published blocks that hold the request's beginning, and how many tokens that is.

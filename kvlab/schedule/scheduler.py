@@ -169,22 +169,25 @@ class Scheduler(RequestBook):
                 request = self.waiting.peek()
                 if request.request_id in output.preempted:
                     break  # it has just made way and does not come back in the same step
+                has_seat = self._has_seat(request, load)
+                lower = [other for other in self.running if other.priority > request.priority]
+                if not has_seat and not lower:
+                    blocked = True
+                    break
                 hits, num_hit_tokens = [], 0
-                has_place = self._has_seat(request, load)
-                if has_place:
-                    if not request.needs_prompt_logprobs:
-                        hits, num_hit_tokens = manager.get_computed_blocks(request)
-                        if self._is_computed_this_step(request, len(hits), scheduled):
-                            aside.append(self.waiting.pop())
-                            continue
-                    computed = max(request.num_computed_tokens, num_hit_tokens)
-                    num_tokens = min(request.num_tokens - computed, self._chunk_limit, budget)
-                    if not config.enable_chunked_prefill and num_tokens < request.num_tokens - computed:
-                        break
-                    has_place = self._has_room(request, hits, load, manager.block_pool.get_num_free_blocks())
-                    has_place = has_place and manager.allocate_slots(request, num_tokens, hits) is not None
-                if not has_place:
-                    if self._make_way(request, scheduled, output):
+                if not request.needs_prompt_logprobs:
+                    hits, num_hit_tokens = manager.get_computed_blocks(request)
+                    if self._is_computed_this_step(request, len(hits), scheduled):
+                        aside.append(self.waiting.pop())
+                        continue
+                computed = max(request.num_computed_tokens, num_hit_tokens)
+                num_tokens = min(request.num_tokens - computed, self._chunk_limit, budget)
+                if not config.enable_chunked_prefill and num_tokens < request.num_tokens - computed:
+                    break
+                num_free = manager.block_pool.get_num_free_blocks()
+                if not (has_seat and self._has_room(request, hits, load, num_free)
+                        and manager.allocate_slots(request, num_tokens, hits) is not None):  # fmt: skip
+                    if lower and self._make_way(request, lower, scheduled, output):
                         budget, load = self._budget_left(scheduled), self._load(self.running)
                         continue
                     blocked = True
@@ -220,17 +223,14 @@ class Scheduler(RequestBook):
         needed = self.manager.num_blocks_to_start(request, request.num_tokens, hits)
         return self.policies.may_resume(request, Room(needed, num_free, load.promised, load.growing))
 
-    def _make_way(self, request: Request, scheduled: Scheduled, output: SchedulerOutput) -> bool:
-        """Preempt one running request of strictly lower priority, if that (and more of it) lets `request` in.
+    def _make_way(self, request: Request, lower: list[Request], scheduled: Scheduled, output: SchedulerOutput) -> bool:
+        """Preempt one of `lower`, running requests of strictly lower priority, if doing so to all lets `request` in.
 
         Equals never give way to each other here, and who was preempted cannot come back over the head of
         whom it made way for: no ping-pong.
         """
-        lower = [other for other in self.running if other.priority > request.priority]
-        if not lower:
-            return False
         load = self._load([other for other in self.running if other.priority <= request.priority])
-        num_free = self.manager.block_pool.get_num_free_blocks() + sum(map(self.manager.num_unshared_blocks, lower))
+        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_blocks_freed_by(lower)
         if not (self._has_seat(request, load) and self._has_room(request, [], load, num_free)):
             return False
         self._preempt(max(lower, key=lambda other: other.sort_key), scheduled, output)

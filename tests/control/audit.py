@@ -52,6 +52,7 @@ class Audit:
             assert all(r.sort_key < victim.sort_key for r in admitted), "admitted amid preemption"
         assert len(scheduler.running) <= config.max_num_seqs
         assert not (self.fuzz.contiguous and output.block_ops)
+        self.running_before = frozenset(scheduler.running)  # the step may fail and be scheduled again
 
     def _owned_cpu_blocks(self) -> set[int]:
         return {cpu for table in self.fuzz.manager.swap_space.tables.values() for cpu in table}
