@@ -286,10 +286,10 @@ class Scheduler(RequestBook):
         prompt of a request with n > 1 was. Requests that ended meanwhile are passed over.
         """
         results = []
-        block_size = self.config.block_size
+        block_size, running = self.config.block_size, RequestStatus.RUNNING
         any_finished = False
         for request, num_tokens in output.scheduled:
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not running:
                 continue
             before = request.num_computed_tokens
             request.num_computed_tokens = computed = before + num_tokens
@@ -298,8 +298,10 @@ class Scheduler(RequestBook):
             tokens = sampled.get(request.request_id)
             if tokens is None:
                 continue
-            sequences = (request, *self._fork_children(request)) if request.num_to_fork else (request,)
-            for sequence, token in zip(sequences, tokens, strict=True):
+            pairs = ((request, tokens[0]),)
+            if request.num_to_fork:
+                pairs = zip([request, *self._fork_children(request)], tokens, strict=True)
+            for sequence, token in pairs:
                 if sequence.append_output_token(token):
                     self._finish(sequence, sequence.status)
                     any_finished = True

@@ -135,7 +135,7 @@ FAULTS = {
     "seats are not counted when children are born": (
         Scheduler, "_fork_children", "len(self.running) < self.config.max_num_seqs and ", ""),
     "who was aborted meanwhile still advances": (
-        Scheduler, "update_from_output", "if request.status is not RequestStatus.RUNNING:", "if False:"),
+        Scheduler, "update_from_output", "if request.status is not running:", "if False:"),
     "a failed copy is forgiven": (
         Scheduler, "fail_step", "[request for request, _ in output.scheduled]", "[]"),
     "a failed way to swap space is forgiven": (Scheduler, "fail_step", "self._drop(request)", "pass"),
