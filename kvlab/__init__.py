@@ -34,6 +34,7 @@ _HOME = {
     "RequestOutput": "kvlab.engine",
     "BeamSearchOutput": "kvlab.engine",
     "CompletionOutput": "kvlab.engine",
+    "StreamDelta": "kvlab.engine",
 }
 
 __all__ = ["__version__", *_HOME]

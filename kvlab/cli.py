@@ -99,8 +99,8 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="In (0, 1]; 1 is off.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
-    n: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same text; none: another each time.")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Continuations of each prompt.")] = 1,
     chat: Annotated[bool, typer.Option(help="Put the prompt into the model's chat template, or not.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Show the text as it comes (one prompt).")] = False,
     block_size: Annotated[int | None, typer.Option(help="Tokens per block.", rich_help_panel=ENGINE)] = None,
@@ -134,6 +134,7 @@ def generate(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "swap_space": swap_space,
+        "seed": int.from_bytes(os.urandom(4)) if seed is None and temperature > 0 else None,
         "enable_prefix_caching": False if no_prefix_caching else None,
     }
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]

@@ -11,7 +11,7 @@ class EngineConfig:
 
     block_size: tokens per KV block (L33 2.2).
     num_gpu_blocks_override: blocks in the pool, null block included; None sizes the pool from memory (PAV 3.1).
-    gpu_memory_utilization: share of memory the engine may use, in (0, 1].
+    gpu_memory_utilization: share of the GPU's memory the engine may use, in (0, 1]. (On a CPU the pool is 1 GiB.)
     swap_space: CPU memory for swapped-out K/V, GiB; num_cpu_blocks_override says it in blocks.
     max_model_len: longest sequence, prompt and outputs; None is what model and pool allow.
     max_num_seqs: seats: sequences that run at once.
@@ -22,6 +22,9 @@ class EngineConfig:
     batching: "continuous" (L33 3.2), or "static", which lets nobody in until the whole batch has finished (3.1).
     reservation: "paged", or "contiguous", which reserves consecutive blocks for max_model_len at admission (L33 1).
     seed: where the seeds of requests that bring none come from.
+    dtype: of weights and activations; "auto" is bfloat16 on CUDA and float32 on a CPU.
+    kv_cache_dtype: K and V are stored as this; "auto" is dtype.
+    device: "auto", "cpu" or "cuda". attention_backend: "auto", "torch" or "naive" (the slow oracle).
     """
 
     block_size: int = 16
@@ -68,6 +71,11 @@ class EngineConfig:
             raise ValueError(f"swap_space is {self.swap_space!r} GiB: use 0 for none, or a positive number")
         if not isinstance(self.seed, int):
             raise ValueError(f"seed is {self.seed!r}: use a whole number")
+        for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: use True or False")
+        if not isinstance(self.attention_backend, str):
+            raise ValueError(f"attention_backend is {self.attention_backend!r}: use 'auto', 'torch' or 'naive'")
         choices = [
             ("batching", ("continuous", "static")),
             ("reservation", ("paged", "contiguous")),

@@ -69,11 +69,14 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> list[int]:
         return self.req_to_blocks[request_id].block_ids
 
-    def num_unshared_blocks(self, *requests) -> int:
-        """How many blocks preempting `requests`, all of them, would give back to the queue."""
-        tables = [self.req_to_blocks.get(request.request_id, NO_BLOCKS) for request in requests]
-        references = Counter(block.block_id for table in tables for block in table)
-        return sum(self.block_pool.blocks[i].ref_cnt == count for i, count in references.items())
+    def num_unshared_blocks(self, request) -> int:
+        """How many blocks preempting `request` would give back to the queue."""
+        return sum(block.ref_cnt == 1 for block in self.req_to_blocks.get(request.request_id, ()))
+
+    def num_blocks_freed_by(self, requests) -> int:
+        """How many blocks come back if all of `requests` are preempted: those that only they hold."""
+        held = Counter(block for r in requests for block in self.req_to_blocks.get(r.request_id, ()))
+        return sum(block.ref_cnt == count for block, count in held.items())
 
     def get_computed_blocks(self, request) -> tuple[list[KVCacheBlock], int]:
         """The published blocks that hold the request's beginning, and how many tokens that is.

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from numbers import Integral, Real
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +55,13 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self):
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.stop, str | None):
+            object.__setattr__(self, "stop", () if self.stop is None else (self.stop,))
         for name in ("stop", "stop_token_ids"):
             if isinstance(getattr(self, name), Iterable):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        whole = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
-        real = lambda value: whole(value) or isinstance(value, float)  # noqa: E731
+        whole = lambda value: isinstance(value, Integral) and not isinstance(value, bool)  # noqa: E731
+        real = lambda value: isinstance(value, Real) and not isinstance(value, bool)  # noqa: E731
         checks = [
             ("n", whole(self.n) and self.n >= 1, "ask for n >= 1 continuations"),
             ("best_of", self.best_of is None or (whole(self.best_of) and self.best_of >= self.n),

@@ -55,9 +55,6 @@ class EngineCore:
                 ended = self.scheduler.fail_step(output, describe(error))
                 return [EngineCoreOutput.ended(request) for request in ended]
             sampled, failed = self._execute_one_by_one(output)
-        except BaseException as error:  # Ctrl-C: nobody knows how far the step got
-            self.scheduler.fail_step(output, describe(error))
-            raise
         results = self.scheduler.update_from_output(output, sampled)
         if logprobs := getattr(sampled, "logprobs", None):
             for result in results:
@@ -87,5 +84,5 @@ class EngineCore:
         return sampled, failed
 
 
-def describe(error: BaseException) -> str:
+def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

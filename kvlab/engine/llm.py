@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
+from numbers import Integral
 
 import torch
 
@@ -19,7 +20,8 @@ from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.engine.beam import BeamSearchOutput, beam_output
 from kvlab.engine.core import EngineCore
-from kvlab.engine.memory import check_max_model_len, plan_blocks
+from kvlab.engine.interrupts import interrupts_wait
+from kvlab.engine.memory import check_max_model_len, choose_device, plan_blocks
 from kvlab.engine.output_processor import OutputProcessor
 from kvlab.engine.outputs import RequestOutput, StreamDelta
 from kvlab.engine.runner import ModelRunner
@@ -50,8 +52,7 @@ class LLM:
             raise ValueError(f"unknown engine option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
         config = self.config = EngineConfig(**engine_options)
         folder = resolve_model(model)
-        if config.device == "auto":
-            config.device = "cuda" if torch.cuda.is_available() else "cpu"
+        config.device = choose_device(config.device)
         backend = "torch" if config.attention_backend == "auto" else config.attention_backend
         self.model, self.model_config = load_model(folder, dtype=config.dtype, device=config.device, backend=backend)
         self.tokenizer = Tokenizer(folder)
@@ -81,7 +82,9 @@ class LLM:
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *,
                  priority: int | Sequence[int] = 0, cache_salt: str | None = None) -> list[RequestOutput]:  # fmt: skip
-        """Continue every prompt (text or token ids); outputs in the order of the prompts.
+        """Continue every prompt; outputs in the order of the prompts.
+
+        A prompt is text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}.
 
         sampling_params: one for all or one each; None is greedy, up to 128 tokens.
         priority: one for all or one each; smaller goes first, and may preempt strictly larger ones.
@@ -117,7 +120,9 @@ class LLM:
         Beams share their blocks by fork; all prompts run together. ValueError, and nothing started, if a group of
         beams can never be served as a whole: too wide for the seats, the budget, the pool or the vocabulary.
         """
-        prompts = as_list(prompts)
+        prompts = [bare(prompt) for prompt in as_list(prompts)]
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params is {params!r}: give a BeamSearchParams")
         eos = self.model_config.eos_token_ids
         if params.beam_width + len(eos) > self.model_config.vocab_size:
             raise ValueError(
@@ -130,7 +135,9 @@ class LLM:
                 where = f"prompt {i}: " if len(prompts) > 1 else ""
                 token_ids = self._token_ids(prompt, where)
                 request = beam_request(str(next(self._ids)), token_ids, params, eos_token_ids=eos)
-                requests.append(self._start(request, where))
+                with interrupts_wait():
+                    self._start(request, where)
+                    requests.append(request)
             while any(self.engine.scheduler.is_unfinished(request.request_id) for request in requests):
                 self._step()
             return [
@@ -141,23 +148,31 @@ class LLM:
             for request in requests:
                 self.engine.abort_request(request.request_id)
 
-    def chat(self, messages: Sequence, sampling_params: Params = None) -> list[RequestOutput]:
-        """Answer one conversation [{"role", "content"}, ...] or a list of them, by the model's chat template."""
+    def chat(self, messages: Sequence, sampling_params: Params = None, **options) -> list[RequestOutput]:
+        """Answer one conversation [{"role", "content"}, ...] or a list of them, by the model's chat template.
+
+        options: those of `generate`.
+        """
         if messages and isinstance(messages[0], dict):
             messages = [messages]
-        return self.generate([self.tokenizer.apply_chat_template(m) for m in messages], sampling_params)
+        return self.generate([self.tokenizer.apply_chat_template(m) for m in messages], sampling_params, **options)
 
     def stream(self, prompt: Prompt | Sequence[dict],
-               sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:  # fmt: skip
+               sampling_params: SamplingParams | None = None, *, priority: int = 0,
+               cache_salt: str | None = None) -> Iterator[StreamDelta]:  # fmt: skip
         """Yield what each step adds, as it comes. `prompt` may be a conversation. Leaving the loop aborts the rest."""
         if sampling_params is not None and sampling_params.num_sequences > sampling_params.n:
             raise ValueError(f"best_of is {sampling_params.best_of}: which are best is known at the end; use generate")
-        if len(prompt) > 0 and isinstance(prompt[0], dict):
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
             prompt = self.tokenizer.apply_chat_template(prompt)
-        return self._deltas(self._add(prompt, sampling_params or GREEDY, "").request_id)
+        request = self._add(prompt, sampling_params or GREEDY, "", priority, cache_salt)
+        deltas = self._deltas(request.request_id)
+        next(deltas)  # started, so that it cleans up behind itself even if nobody ever reads it
+        return deltas
 
     def _deltas(self, request_id: str) -> Iterator[StreamDelta]:
         try:
+            yield None
             yield from self._run(request_id)
         finally:
             self._forget(request_id)
@@ -175,44 +190,53 @@ class LLM:
                 self._step()
 
     def _step(self) -> None:
-        for delta in self.processor.process(self.engine.step()):
-            self._inboxes[delta.request_id].append(delta)
+        with interrupts_wait():
+            for delta in self.processor.process(self.engine.step()):
+                self._inboxes[delta.request_id].append(delta)
 
     def _forget(self, request_id: str) -> None:
         """End what is unfinished of a request, and throw its inbox away."""
-        self.engine.abort_request(request_id)
-        self._inboxes.pop(request_id, None)
-        self.processor.forget(request_id)
+        with interrupts_wait():
+            self.engine.abort_request(request_id)
+            self._inboxes.pop(request_id, None)
+            self.processor.forget(request_id)
 
     def _add(self, prompt: Prompt, params: SamplingParams, where: str, priority: int = 0,
              cache_salt: str | None = None) -> Request:  # fmt: skip
+        prompt = bare(prompt)
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"{where}sampling_params is {params!r}: give a SamplingParams")
+        if params.stop and not self.tokenizer.exists:
+            raise ValueError(f"{where}stop strings need a tokenizer, and this model has none: use stop_token_ids")
         token_ids = self._token_ids(prompt, where)
         self._check_tokens(params.stop_token_ids, where, "stop_token_ids")
         self._check_tokens(params.logit_bias or (), where, "logit_bias")
         request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids,
                           priority=priority, cache_salt=cache_salt)  # fmt: skip
-        self._start(request, where)
-        self._inboxes[request.request_id] = deque()
-        self.processor.register(request, prompt if isinstance(prompt, str) else None)
+        with interrupts_wait():
+            self._start(request, where)
+            self._inboxes[request.request_id] = deque()
+            self.processor.register(request, prompt if isinstance(prompt, str) else None)
         return request
 
     def _token_ids(self, prompt: Prompt, where: str) -> list[int]:
+        if not hasattr(prompt, "__len__") or isinstance(prompt, bytes):
+            raise ValueError(f"{where}the prompt is {prompt!r}: give text or a list of token ids")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(token_ids, where, "prompt")
-        return token_ids
+        return [int(token_id) for token_id in token_ids]  # whatever kind of whole number they were
 
     def _check_tokens(self, token_ids: Iterable[int], where: str, name: str) -> None:
         size = self.model_config.vocab_size
         for token_id in token_ids:
-            if not isinstance(token_id, int) or not 0 <= token_id < size:
+            if not isinstance(token_id, Integral) or isinstance(token_id, bool) or not 0 <= token_id < size:
                 raise ValueError(f"{where}{name} holds {token_id!r}: token ids are whole numbers, 0 to {size - 1}")
 
-    def _start(self, request: Request, where: str) -> Request:
+    def _start(self, request: Request, where: str) -> None:
         try:
             self.engine.add_request(request)
         except ValueError as error:
             raise ValueError(f"{where}{error}") from None
-        return request
 
     def stats(self) -> dict[str, float]:
         """The scheduler's counters, and the state of the pool right now."""
@@ -227,7 +251,12 @@ class LLM:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt, text or token ids, as a list of one."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    """One prompt, in any form, as a list of one."""
+    if isinstance(prompts, str | dict) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]
     return prompts
+
+
+def bare(prompt: Prompt | dict) -> Prompt:
+    """The prompt itself, out of {"prompt": text} or {"prompt_token_ids": token ids}."""
+    return prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, dict) else prompt

@@ -1,5 +1,7 @@
 """How many KV blocks the engine gets (PAV 3.1), and what to say when they cannot be enough."""
 
+import os
+
 import torch
 
 from kvlab import sizing
@@ -11,11 +13,25 @@ from kvlab.model.kv_cache import kv_bytes_per_token
 CPU_POOL_BYTES = 1 << 30  # the pool on a CPU, unless num_gpu_blocks_override says otherwise
 
 
+def choose_device(name: str) -> str:
+    """The torch device for `name`; "auto" is CUDA if there is one. ValueError if it cannot be used here."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device is {name!r}: use 'auto', 'cpu' or 'cuda' ({str(error).splitlines()[0]})") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}, but PyTorch finds no CUDA GPU here: use 'cpu' (see `kvlab doctor`)")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}: kvlab runs on 'cpu' and 'cuda'")
+    return "cpu" if device.type == "cpu" else str(device)
+
+
 def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> tuple[int, int]:
     """(GPU blocks, CPU blocks of swap space) for `model_config` with K/V stored as `dtype`.
 
-    config: max_model_len and device must be set. ValueError if one sequence of a max_model_len that was asked for,
-    or that is reserved at admission, does not fit.
+    config: max_model_len and device must be set. ValueError if they cannot fit the machine's memory.
     """
     block_bytes = kv_bytes_per_token(model_config, dtype) * config.block_size
     num_gpu = config.num_gpu_blocks_override
@@ -26,7 +42,21 @@ def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dt
     num_cpu = config.num_cpu_blocks_override
     if num_cpu is None:
         num_cpu = int(config.swap_space * sizing.GIB // block_bytes)
+    on_host = (num_cpu + (num_gpu if config.device == "cpu" else 0)) * block_bytes
+    if on_host > host_bytes():
+        raise ValueError(
+            f"{num_gpu} blocks and {num_cpu} of swap space take {sizing.format_bytes(on_host)} of this machine's "
+            f"{sizing.format_bytes(host_bytes())}: lower num_gpu_blocks_override, num_cpu_blocks_override or swap_space"
+        )
     return num_gpu, num_cpu
+
+
+def host_bytes() -> int:
+    """The machine's memory in bytes; where the system does not tell, more than any."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62
 
 
 def check_max_model_len(config: EngineConfig, num_gpu_blocks: int) -> None:

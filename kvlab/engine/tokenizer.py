@@ -10,13 +10,22 @@ class Tokenizer:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
+    @property
+    def exists(self) -> bool:
+        return any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
     @cached_property
     def _tokenizer(self):
-        if not any((self.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        if not self.exists:
             return None
         from transformers import AutoTokenizer  # seconds to import; token ids in, token ids out do without it
 
-        return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        try:
+            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except Exception as error:  # whatever it stumbles over in a broken file
+            raise ValueError(
+                f"the tokenizer in {str(self.folder)!r} cannot be read ({type(error).__name__}: {error}); fetch it anew"
+            ) from error
 
     def _needed(self):
         if self._tokenizer is None:
@@ -24,7 +33,7 @@ class Tokenizer:
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
-        return self._needed().encode(text)
+        return self._needed().encode(_checked(text))
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of `token_ids`, special tokens left out."""
@@ -36,6 +45,18 @@ class Tokenizer:
         """Token ids of a conversation, up to where the assistant's answer begins."""
         if self._needed().chat_template is None:
             raise ValueError(f"the tokenizer in {str(self.folder)!r} has no chat template: use generate with text")
+        for message in messages:
+            if not isinstance(message, dict) or not isinstance(message.get("content"), str) or "role" not in message:
+                raise ValueError(f"message {message!r}: each is {{'role': 'user', 'content': 'text'}}")
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(_checked(text), add_special_tokens=False)
+
+
+def _checked(text: str) -> str:
+    """`text`, if it can be written as UTF-8; a lone surrogate (from bytes that were no text) cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text holds {text[error.start]!r}, which is no character: give valid Unicode") from None
+    return text
 

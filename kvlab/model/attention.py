@@ -152,6 +152,8 @@ class TorchAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: TorchMetadata) -> Tensor:
         metadata.kv_cache.write(layer_index, k, v, metadata.slot_mapping)
+        stored = metadata.kv_cache.dtype  # a chunk that has K and V at hand must see what others will read
+        k, v = (x.to(stored).to(q.dtype) for x in (k, v))
         pages = metadata.kv_cache.layers[layer_index].view(-1, metadata.scratch.shape[1])  # one row per slot
         num_kv_heads, head_dim = k.shape[1:]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -159,7 +161,7 @@ class TorchAttention:
         def gather(slots: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
             """K and V, each [num_seqs, Hkv, L, D], in the scratch memory."""
             kv = torch.index_select(pages, 0, slots, out=metadata.scratch[: slots.numel()])
-            return kv.view(2, num_seqs, -1, num_kv_heads, head_dim).transpose(2, 3).unbind(0)
+            return kv.to(q.dtype).view(2, num_seqs, -1, num_kv_heads, head_dim).transpose(2, 3).unbind(0)
 
         for d in metadata.decodes:
             n = d.visible.shape[0]

@@ -104,7 +104,8 @@ class ModelConfig:
         if d.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act {d['hidden_act']!r} is not supported: only 'silu' (SwiGLU) is")
         if d.get("quantization_config"):
-            method = d["quantization_config"].get("quant_method")
+            quantization = d["quantization_config"]
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
             raise ValueError(
                 f"quantised weights ({method!r}) are not supported: use the bf16, fp16 or fp32 checkpoint"
             )
@@ -138,6 +139,12 @@ class ModelConfig:
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}: each KV head must serve an equal group of query heads (GQA)"
             )
+        for key in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, key)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{key} is {value!r}: it must be a positive number; take the original config.json")
+        if not all(isinstance(token_id, int) for token_id in self.eos_token_ids):
+            raise ValueError(f"eos_token_id is {self.eos_token_ids!r}: it must be a token id or a list of them")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}: it must be even, because RoPE rotates pairs")
 

@@ -64,10 +64,10 @@ class KVCache:
         self._staging = torch.empty((rows, *whole_block), dtype=dtype, device=self.device)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
-        """Put this step's k and v [T, num_kv_heads, head_dim] of one layer into slots int64 [T] (L33 2.2)."""
+        """Put this step's k and v [T, num_kv_heads, head_dim] into a layer's slots int64 [T] (L33 2.2), as `dtype`."""
         keys, values = self.layers[layer].view(2, self.num_blocks * self.block_size, *self.block_shape[1:])
-        keys.index_copy_(0, slot_mapping, k)
-        values.index_copy_(0, slot_mapping, v)
+        keys.index_copy_(0, slot_mapping, k.to(self.dtype))
+        values.index_copy_(0, slot_mapping, v.to(self.dtype))
 
     def apply(self, block_ops: Iterable[BlockOp]) -> None:
         """Execute (kind, src, dst) operations with the effect of one after the other (L33 2.4 copies, 5.2

@@ -35,7 +35,7 @@ class HashChainIndex:
     def _keys(self, tokens: Sequence[int], parent: bytes, start: int, stop: int):
         """Yield the keys of full blocks start..stop-1, given the key of block start-1."""
         size = self.block_size * 8
-        data = memoryview(array("q", tokens[start * self.block_size : stop * self.block_size]).tobytes())
+        data = array("q", tokens[start * self.block_size : stop * self.block_size]).tobytes()
         for offset in range(0, (stop - start) * size, size):
             # Both parts have a fixed length, so no two different inputs are the same bytes.
             parent = sha256(parent + data[offset : offset + size]).digest()

@@ -79,7 +79,7 @@ class RequestBook:
         if max(longest, prompt + 1) > in_pool:
             room = f"lower max_tokens to {in_pool - prompt}" if prompt < in_pool else "shorten the prompt"
             raise ValueError(
-                f"{name}: {prompt} prompt tokens and {max_tokens} outputs need more than the "
+                f"{name}: {prompt} prompt tokens and {max(1, longest - prompt)} outputs need more than the "
                 f"{self.manager.block_pool.num_usable_blocks} KV blocks of {self.config.block_size} tokens that there "
                 f"are; {room}, or give the engine more blocks"
             )

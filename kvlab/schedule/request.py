@@ -85,6 +85,8 @@ class Request:
             raise ValueError(f"{name}: priority is {self.priority!r}; use a whole number, smaller goes first")
         if not isinstance(self.cache_salt, str | None):
             raise ValueError(f"{name}: cache_salt is {self.cache_salt!r}; use a string, or None to share with all")
+        if self.cache_salt and not self.cache_salt.isprintable():
+            raise ValueError(f"{name}: cache_salt is {self.cache_salt!r}; use printable characters")
 
     @property
     def num_tokens(self) -> int:

@@ -132,7 +132,7 @@ class Scheduler(RequestBook):
         return scheduled
 
     def _choose_victim(self, needy: Request) -> Request:
-        gain = lambda request: self.manager.num_unshared_blocks(*whole.companions(request))  # noqa: E731
+        gain = lambda request: self.manager.num_blocks_freed_by(whole.companions(request))  # noqa: E731
         victim = self.policies.choose_victim(self.running, needy, gain)
         if victim not in self.running:
             raise ValueError(f"choose_victim returned {victim!r}, which is not running: return one of those given")
@@ -181,15 +181,20 @@ class Scheduler(RequestBook):
                 request = self.waiting.peek()
                 if request.request_id in output.preempted:
                     break  # it has just made way and does not come back in the same step
+                has_seat = self._has_seat(request, load)
+                lower = [other for other in self.running if other.priority > request.priority]
+                if not has_seat and not lower:
+                    blocked = True
+                    break
                 hits, num_hit_tokens = [], 0
-                has_place = self._has_seat(request, load)
-                if has_place and request.group is not None and request.group.is_branched:
-                    has_place = self._has_room(request, hits, load, manager.block_pool.get_num_free_blocks())
-                    if has_place:
+                num_free = manager.block_pool.get_num_free_blocks()
+                if request.group is not None and request.group.is_branched:
+                    fits = has_seat and self._has_room(request, hits, load, num_free)
+                    if fits:
                         self._enter_group(request.group, scheduled, budget)
                         budget, load = self._budget_left(scheduled), self._load(self.running)
                         continue
-                elif has_place:
+                else:
                     if not request.needs_prompt_logprobs:
                         hits, num_hit_tokens = manager.get_computed_blocks(request)
                         if self._is_computed_this_step(request, len(hits), scheduled):
@@ -199,10 +204,10 @@ class Scheduler(RequestBook):
                     num_tokens = min(request.num_tokens - computed, self._chunk_limit, budget)
                     if not config.enable_chunked_prefill and num_tokens < request.num_tokens - computed:
                         break
-                    has_place = self._has_room(request, hits, load, manager.block_pool.get_num_free_blocks())
-                    has_place = has_place and manager.allocate_slots(request, num_tokens, hits) is not None
-                if not has_place:
-                    if self._make_way(request, scheduled, output):
+                    fits = has_seat and self._has_room(request, hits, load, num_free)
+                    fits = fits and manager.allocate_slots(request, num_tokens, hits) is not None
+                if not fits:
+                    if lower and self._make_way(request, lower, scheduled, output):
                         budget, load = self._budget_left(scheduled), self._load(self.running)
                         continue
                     blocked = True
@@ -243,17 +248,14 @@ class Scheduler(RequestBook):
             needed = self.manager.num_blocks_to_start(request, request.num_tokens, hits)
         return self.policies.may_resume(request, Room(needed, num_free, load.promised, load.growing))
 
-    def _make_way(self, request: Request, scheduled: Scheduled, output: SchedulerOutput) -> bool:
-        """Preempt one running request of strictly lower priority, if that (and more of it) lets `request` in.
+    def _make_way(self, request: Request, lower: list[Request], scheduled: Scheduled, output: SchedulerOutput) -> bool:
+        """Preempt one of `lower`, running requests of strictly lower priority, if doing so to all lets `request` in.
 
         Equals never give way to each other here, and who was preempted cannot come back over the head of
         whom it made way for: no ping-pong.
         """
-        lower = [other for other in self.running if other.priority > request.priority]
-        if not lower:
-            return False
         load = self._load([other for other in self.running if other.priority <= request.priority])
-        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_unshared_blocks(*lower)
+        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_blocks_freed_by(lower)
         if not (self._has_seat(request, load) and self._has_room(request, [], load, num_free)):
             return False
         self._preempt_whole(max(lower, key=lambda other: other.sort_key), scheduled, output)
@@ -324,10 +326,10 @@ class Scheduler(RequestBook):
         prompt of a request with n > 1 was. Requests that ended meanwhile are passed over.
         """
         results = []
-        block_size = self.config.block_size
+        block_size, running = self.config.block_size, RequestStatus.RUNNING
         any_finished = False
         for request, num_tokens in output.scheduled:
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not running:
                 continue
             before = request.num_computed_tokens
             request.num_computed_tokens = computed = before + num_tokens
@@ -339,8 +341,10 @@ class Scheduler(RequestBook):
             if request.group is not None:
                 request.group.report(request, sampled.logprobs[request.request_id][0])
                 continue
-            sequences = (request, *self._fork_children(request)) if request.num_to_fork else (request,)
-            for sequence, token in zip(sequences, tokens, strict=True):
+            pairs = ((request, tokens[0]),)
+            if request.num_to_fork:
+                pairs = zip([request, *self._fork_children(request)], tokens, strict=True)
+            for sequence, token in pairs:
                 if sequence.append_output_token(token):
                     self._finish(sequence, sequence.status)
                     any_finished = True

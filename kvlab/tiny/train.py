@@ -50,8 +50,8 @@ CHAT_TEMPLATE = (
 def build_tokenizer(entries):
     """Byte-level BPE (字节对编码) of VOCAB_SIZE tokens from the glossary, cut into words as Qwen2 does.
 
-    Loaders give every checkpoint of model_type qwen2 Qwen2's own normaliser (NFC) and word pattern (each digit
-    alone), whatever tokenizer.json says; trained on other pieces, the model would be asked in a foreign tongue.
+    Loaders give every checkpoint of model_type qwen2 Qwen2's own normaliser (NFC) and word pattern (each
+    digit alone), whatever tokenizer.json says. Trained on other pieces, it would be asked in another tongue.
     """
     qwen2 = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())

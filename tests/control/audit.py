@@ -53,6 +53,7 @@ class Audit:
             assert all(r.sort_key < victim.sort_key for r in admitted), "admitted amid preemption"
         assert len(scheduler.running) <= config.max_num_seqs
         assert not (self.fuzz.contiguous and output.block_ops)
+        self.running_before = frozenset(scheduler.running)  # the step may fail and be scheduled again
 
     def _groups_are_whole(self, output: SchedulerOutput) -> None:
         """Members run together, wait together, and are sampled in the same step."""

@@ -102,7 +102,8 @@ FAULTS = {
         SlotEchoRunner, "execute", "return sampled",
         "[self.gpu.__setitem__(d, list(self.gpu[s])) for k, s, d in output.block_ops if k == 'copy']\n"
         "    return sampled"),
-    "every block is writable": (KVCacheManager, "allocate_slots", "not (tail.ref_cnt == 1 and tail.block_hash is None)", "False"),
+    "every block is writable": (
+        KVCacheManager, "allocate_slots", "not (tail.ref_cnt == 1 and tail.block_hash is None)", "False"),
     "the copy is not counted": (
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
     "fork takes no reference": (KVCacheManager, "fork", "self.block_pool.touch(blocks)", "pass"),
@@ -134,7 +135,7 @@ FAULTS = {
     "seats are not counted when children are born": (
         Scheduler, "_fork_children", "len(self.running) < self.config.max_num_seqs and ", ""),
     "who was aborted meanwhile still advances": (
-        Scheduler, "update_from_output", "if request.status is not RequestStatus.RUNNING:", "if False:"),
+        Scheduler, "update_from_output", "if request.status is not running:", "if False:"),
     "a failed copy is forgiven": (
         Scheduler, "fail_step", "[request for request, _ in output.scheduled]", "[]"),
     "a failed way to swap space is forgiven": (Scheduler, "fail_step", "self._drop(request)", "pass"),

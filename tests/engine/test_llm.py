@@ -1,5 +1,6 @@
 """LLM as its users meet it: what comes back, what is refused, and that nothing else is harmed by either."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,7 @@ def unharmed(llm):
 def test_one_prompt_many_prompts_one_params_each(llm):
     one = llm.generate(PROMPT, GREEDY)
     assert len(one) == 1 and len(one[0].outputs) == 1 and one[0].prompt_token_ids == PROMPT and one[0].finished
+    assert llm.generate(np.array(PROMPT), GREEDY)[0].outputs == one[0].outputs
     each = [SamplingParams(temperature=0, max_tokens=k, ignore_eos=True) for k in (1, 5, 3)]
     many = llm.generate([PROMPT, [5], [6, 7]], each)
     assert [len(output.outputs[0].token_ids) for output in many] == [1, 5, 3]
@@ -113,6 +115,32 @@ def test_leaving_a_stream_aborts_it_and_other_calls_may_run_inside_it(llm, unhar
     assert not llm.engine.has_unfinished_requests()
 
 
+def test_a_stream_that_nobody_reads_is_aborted_when_it_is_dropped(llm, unharmed):
+    stream = llm.stream(PROMPT, SamplingParams(max_tokens=9))
+    assert llm.engine.has_unfinished_requests()
+    del stream
+    assert not llm.engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("kv_dtype, same", [("float64", True), ("bfloat16", False)])
+def test_kv_may_be_stored_in_another_type_and_chunks_see_what_others_read(checkpoint, kv_dtype, same):
+    results = []
+    for budget in (256, 7):
+        engine = LLM(str(checkpoint("qwen3")), kv_cache_dtype=kv_dtype, max_num_batched_tokens=budget, block_size=4,
+                     num_gpu_blocks_override=99, enable_prefix_caching=False)  # fmt: skip
+        results.append([o.outputs[0].token_ids for o in engine.generate([PROMPT, PROMPT[5:]], GREEDY)])
+        assert engine.engine.runner.kv_cache.layers[0].dtype == getattr(torch, kv_dtype)
+    assert results[0] == results[1]
+    if same:
+        plain = LLM(str(checkpoint("qwen3")), num_gpu_blocks_override=99).generate([PROMPT, PROMPT[5:]], GREEDY)
+        assert results[0] == [o.outputs[0].token_ids for o in plain]
+
+
+def test_prompts_in_vllms_dict_form(llm):
+    expected = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
+    assert llm.generate({"prompt_token_ids": PROMPT}, GREEDY)[0].outputs[0].token_ids == expected
+
+
 def test_static_and_contiguous_give_the_same_tokens(checkpoint):
     requests = [[i, *range(1, 3 * i)] for i in range(1, 9)]
     results = []
@@ -139,13 +167,17 @@ def test_static_and_contiguous_give_the_same_tokens(checkpoint):
         ([1] * 170, {}, ["170", "40 KV blocks", "shorten"]),
         ([1] * 100, {"max_tokens": 100}, ["100", "max_tokens to 61"]),
         ([1], {"stop_token_ids": [500]}, ["500", "stop_token_ids"]),
+        ([1], {"stop": "x"}, ["tokenizer", "stop_token_ids"]),
+        ([True], {}, ["True"]),
+        ({"prompt": None}, {}, ["None", "token ids"]),
     ],
 )
 def test_a_bad_prompt_is_refused_by_value_and_remedy(llm, unharmed, prompt, params, words):
     with pytest.raises(ValueError) as error:
         llm.generate([PROMPT, prompt], SamplingParams(temperature=0, **params))
-    for word in [*words, "prompt 1"]:
-        assert word in str(error.value) or params.get("stop_token_ids"), str(error.value)
+    culprit = 0 if params.keys() & {"stop", "stop_token_ids"} else 1  # the first to whom the parameters apply
+    for word in [*words, f"prompt {culprit}"]:
+        assert word in str(error.value), str(error.value)
     with pytest.raises(ValueError):
         llm.stream(prompt, SamplingParams(temperature=0, **params))
 
@@ -173,6 +205,11 @@ def test_the_largest_request_that_is_said_to_fit_does_fit(llm, unharmed):
         ({"dtype": "int4"}, ["int4", "float32"]),
         ({"swap_space": -1}, ["swap_space", "-1"]),
         ({"attention_backend": "magic"}, ["magic", "torch"]),
+        ({"attention_backend": None}, ["None", "torch"]),
+        ({"enable_prefix_caching": "no"}, ["'no'", "True or False"]),
+        ({"device": "foo"}, ["foo", "cpu"]),
+        ({"device": "meta"}, ["meta", "cpu"]),
+        ({"num_gpu_blocks_override": 10**9}, ["GiB", "num_gpu_blocks_override"]),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8, "max_model_len": 64}, ["8", "64"]),
     ],
 )
