@@ -60,7 +60,8 @@ class KVCache:
         whole_block = (len(self.layers), 2, *self.block_shape)
         pin = self.device.type == "cuda" and num_cpu_blocks > 0
         self.cpu_pool = torch.zeros((num_cpu_blocks, *whole_block), dtype=dtype, pin_memory=pin)
-        rows = min(MAX_RUN, num_cpu_blocks)
+        # Not num_cpu_blocks alone: siblings may each take their own copy of one CPU block, in one run.
+        rows = min(MAX_RUN, max(num_blocks, num_cpu_blocks)) if num_cpu_blocks else 0
         self._staging = torch.empty((rows, *whole_block), dtype=dtype, device=self.device)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:

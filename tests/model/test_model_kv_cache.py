@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvlab.model import kv_cache as module
@@ -54,6 +54,7 @@ OPS = st.lists(
 
 
 @given(OPS, st.sampled_from([1, 2, 3, 32]))
+@example([("swap_in", 0, target) for target in range(1, NUM_BLOCKS)], 32)  # more copies than there are CPU blocks
 @settings(max_examples=300, deadline=None)
 def test_apply_is_one_by_one(ops, max_run):
     """Few blocks and many operations: most of them read or overwrite what another has just written."""
