@@ -69,10 +69,6 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> list[int]:
         return self.req_to_blocks[request_id].block_ids
 
-    def num_unshared_blocks(self, request) -> int:
-        """How many blocks preempting `request` would give back to the queue."""
-        return sum(block.ref_cnt == 1 for block in self.req_to_blocks.get(request.request_id, ()))
-
     def num_blocks_freed_by(self, requests) -> int:
         """How many blocks come back if all of `requests` are preempted: those that only they hold."""
         held = Counter(block for r in requests for block in self.req_to_blocks.get(r.request_id, ()))

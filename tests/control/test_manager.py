@@ -215,9 +215,9 @@ def test_swap_in_copy_and_reuse_of_the_copys_source_in_one_list_of_operations():
 
 def test_unshared_blocks_are_what_a_victim_gives_back():
     manager, parent, child = swapped_pair()
-    assert manager.num_unshared_blocks(parent) == 0
+    assert manager.num_blocks_freed_by([parent]) == 0
     compute(manager, child, 1)
-    assert manager.num_unshared_blocks(parent) == manager.num_unshared_blocks(child) == 1
+    assert manager.num_blocks_freed_by([parent]) == manager.num_blocks_freed_by([child]) == 1
     before = manager.block_pool.get_num_free_blocks()
     manager.free(child)
     assert manager.block_pool.get_num_free_blocks() == before + 1

@@ -87,3 +87,18 @@ def test_no_ping_pong_however_the_priorities_arrive():
     for i, req in enumerate(requests):
         higher_later = sum(other.priority < req.priority for other in requests[i + 1 :])
         assert req.num_preemptions <= higher_later + 3  # and a few for blocks, which hysteresis bounds
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_family_that_shares_its_prompt_is_worth_all_that_only_it_holds(n):
+    """The blocks that siblings share come free with the last of them: they count when all of them must go."""
+    core = engine(usable=12, max_num_seqs=6)
+    core.add_request(request("family", [5] * 24, max_tokens=12, n=n, priority=5))
+    core.add_request(equal := request("equal", [6] * 3, max_tokens=12, priority=0))
+    for _ in range(2):
+        core.step()
+    core.add_request(urgent := request("urgent", [7] * 16, max_tokens=2, priority=0))
+    core.step()
+    assert urgent.num_output_tokens == 1 and equal.num_preemptions == 0
+    run(core)
+    assert urgent.output_token_ids == want(urgent)

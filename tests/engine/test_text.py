@@ -1,5 +1,6 @@
 """Text while it streams: whole characters, stop strings across tokens, and nothing lost or shown too early."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -117,3 +118,41 @@ def test_the_token_that_ends_a_text_is_no_part_of_it(llm):
     assert ended.text == llm.tokenizer.decode(plain.token_ids[:first])
     shown = SamplingParams(temperature=0, max_tokens=60, stop_token_ids=[stop], include_stop_str_in_output=True)
     assert llm.chat(QUESTION, shown)[0].outputs[0].text == llm.tokenizer.decode(plain.token_ids[: first + 1])
+
+
+@pytest.mark.parametrize(
+    "words, call",
+    [
+        ("give valid Unicode", lambda llm: llm.generate("\ud800")),
+        ("give valid Unicode", lambda llm: llm.chat([{"role": "user", "content": "\udcff"}])),
+        ("each is {'role'", lambda llm: llm.chat([{"role": "user"}])),
+        ("each is {'role'", lambda llm: llm.chat([["hello"]])),
+        ("cache_salt is", lambda llm: llm.generate("fine", cache_salt="\ud800")),
+    ],
+)
+def test_text_that_is_none_is_refused_and_nothing_is_left_behind(llm, words, call):
+    with pytest.raises(ValueError, match=words):
+        call(llm)
+    assert not llm.engine.has_unfinished_requests()
+    assert llm.chat(QUESTION)[0].outputs[0].finish_reason == "stop"
+
+
+def test_an_interrupt_amid_a_step_leaves_the_engine_whole_and_others_their_tokens(llm, monkeypatch):
+    expected = "".join(delta.text for delta in llm.stream(QUESTION))
+    stream = llm.stream(QUESTION)
+    text = next(stream).text
+    scheduler = llm.engine.scheduler
+    update = scheduler.update_from_output
+
+    def interrupted(*args):
+        results = update(*args)
+        signal.raise_signal(signal.SIGINT)  # the tokens exist, and nobody has them yet
+        return results
+
+    monkeypatch.setattr(scheduler, "update_from_output", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("another call")
+    monkeypatch.undo()
+    assert text + "".join(delta.text for delta in stream) == expected
+    assert llm.stats()["usage"] == 0 and not llm.engine.has_unfinished_requests()
+    llm.engine.scheduler.manager.check()
