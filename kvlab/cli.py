@@ -193,8 +193,8 @@ def test(context: typer.Context) -> None:
 
 @app.command(context_settings=PASS_ON, rich_help_panel=LABS)
 def test_all(context: typer.Context) -> None:
-    """Run all tests, long fuzzing too (make test-all)."""
-    _pytest(*context.args)
+    """Run all tests, long fuzzing too, on examples drawn anew (make test-all)."""
+    _pytest("--hypothesis-profile", "new", *context.args)
 
 
 @app.command(context_settings=PASS_ON, rich_help_panel=LABS)

@@ -1,9 +1,14 @@
-"""Settings for all tests: no deadline for hypothesis (a busy machine is not a failure), one thread for torch."""
+"""Settings for all tests: no deadline for hypothesis (a busy machine is not a failure), one thread for torch.
+
+`make test` draws the same examples each time, so that it says something about the change and not about luck;
+`make test-all` draws new ones.
+"""
 
 import os
 
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-settings.register_profile("kvlab", deadline=None)
-settings.load_profile("kvlab")
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("new", deadline=None, print_blob=True)
+settings.load_profile("same")

@@ -49,7 +49,7 @@ def adjust(row: Tensor, change: Adjustment) -> None:
         row[seen] = torch.where(row[seen] > 0, row[seen] / change.repetition, row[seen] * change.repetition)
     if (change.presence or change.frequency) and change.output:
         tokens, counts = ids(change.output).unique(return_counts=True)
-        row[tokens] -= change.frequency * counts + change.presence
+        row[tokens] -= change.frequency * counts.to(row.dtype) + change.presence
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def test_adjust_equals_the_definition_token_by_token():
         st.lists(st.integers(0, 9), max_size=6),
         st.sampled_from([0.5, 1.0, 1.7]),
         st.sampled_from([-1.0, 0.0, 0.6]),
-        st.sampled_from([0.0, 0.5]),
+        st.sampled_from([0.0, 0.5, 0.3]),
     )
     def check(logits, prompt, output, repetition, presence, frequency):
         expected = []
