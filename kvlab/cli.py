@@ -28,7 +28,7 @@ PASS_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
 }  # the rest of the line goes to pytest, ruff, ...
-ENGINE, LABS = "Engine", "For work on kvlab"
+ENGINE, COURSE, LABS = "Engine", "Labs", "For work on kvlab"
 
 
 def main() -> None:
@@ -183,6 +183,27 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
     from kvlab.doctor import run
 
     run(as_json)
+
+
+@app.command(rich_help_panel=COURSE)
+def grade(
+    notebooks: Annotated[list[Path], typer.Argument(help="One or more .ipynb files.")],
+    lab_number: Annotated[str | None, typer.Option("--lab", help="If the notebook does not say which it is.")] = None,
+    lang: Annotated[str | None, typer.Option(help="en or zh; else the notebook's own.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the results as JSON.")] = None,
+    junit_path: Annotated[Path | None, typer.Option("--junit", help="Write the results as JUnit XML.")] = None,
+) -> None:
+    """Grade notebooks: points and a reason for each exercise. Exit code 1 if a core exercise failed."""
+    from kvlab.grade import grade_notebook
+
+    if len(notebooks) > 1 and (json_path or junit_path):
+        raise ValueError("--json and --junit hold one notebook each: grade them one by one")
+    complete = True
+    for path in notebooks:
+        report = grade_notebook(path, lab=lab_number, lang=lang, json_path=json_path, junit_path=junit_path)
+        print(report.to_text())
+        complete &= all(result.passed or result.exercise.stretch for result in report.results)
+    raise typer.Exit(0 if complete else 1)
 
 
 @app.command(context_settings=PASS_ON, rich_help_panel=LABS)

@@ -28,6 +28,7 @@ LAYERS = [
     "sim",
     "watch",
     "grade",
+    "lab",
     "demo",
     "doctor",
     "cli",

@@ -1,0 +1,143 @@
+"""What a notebook defines, and what of it an exercise needs.
+
+    cells --parse--> top-level statements --from the names that the exercise defines, through all they use--> source
+
+Only what is needed is run: not the demonstrations, not a cell with a syntax error elsewhere. Of several definitions
+of a name the last one counts, as it would after running the notebook from top to bottom; where a cell stands, what it
+is tagged with and how often it was copied does not matter.
+"""
+
+import ast
+import json
+import symtable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROVIDED = {"lab", "check", "hint"}  # the child gives stand-ins for these
+
+
+@dataclass
+class Definitions:
+    """source: (label, text) of each statement to run, in order. missing: names that nobody defines."""
+
+    source: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # syntax errors, told, of cells that seem to define what is missing
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text for _, text in self.source)
+
+
+def notebook_cells(path: str | Path) -> tuple[list[str], dict]:
+    """The sources of the code cells of an .ipynb, and the notebook's metadata. ValueError if it is no notebook."""
+    try:
+        notebook = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        cells = [cell for cell in notebook["cells"] if cell.get("cell_type") == "code"]
+        sources = [cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"]) for cell in cells]
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path} is not a notebook (.ipynb, JSON with cells): save it in Jupyter again") from None
+    metadata = notebook.get("metadata")
+    return [s.replace("\r\n", "\n") for s in sources], metadata if isinstance(metadata, dict) else {}
+
+
+@dataclass
+class _Statement:
+    cell: int
+    text: str
+    binds: set[str]
+    needs: set[str]
+    patches: set[str]  # names whose attributes it sets
+    line: int  # in its cell, from 1
+
+
+def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
+    """The statements that define `names` and all that they use, in notebook order."""
+    statements, errors = [], []
+    for index, cell in enumerate(cells):
+        text = without_magics(cell)
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            errors.append((cell, f"{getattr(error, 'msg', None) or error}, line {getattr(error, 'lineno', '?')}"))
+            continue
+        statements += [_statement(index, node, text) for node in tree.body]
+    names, result = list(names), Definitions()
+    wanted: set[int] = set()
+    todo = [(name, len(statements)) for name in names]
+    seen = set()
+    while todo:
+        name, before = todo.pop()
+        if (name, before) in seen:
+            continue
+        seen.add((name, before))
+        found = next((i for i in reversed(range(before)) if name in statements[i].binds), None)
+        if found is None:
+            if name in names:
+                result.missing.append(name)
+            continue
+        patching = [i for i in range(found + 1, len(statements)) if name in statements[i].patches]
+        for i in [found, *patching]:
+            if i not in wanted:
+                wanted.add(i)
+                # Its own name: the definition before it (class Pool(Pool)). Others: the last one, as at call time.
+                here = statements[i]
+                todo += [(n, i if n in here.binds else len(statements)) for n in here.needs - PROVIDED]
+    result.source = [
+        (f"<your notebook, code cell {statements[i].cell + 1}>", "\n" * (statements[i].line - 1) + statements[i].text)
+        for i in sorted(wanted)
+    ]
+    for name in result.missing:
+        result.broken += [message for cell, message in errors if name in cell]
+    return result
+
+
+def without_magics(cell: str) -> str:
+    """IPython's %magic and !shell lines, made empty, so that the others keep their numbers."""
+    if cell.lstrip().startswith("%%"):
+        return ""
+    return "\n".join("" if line.lstrip().startswith(("%", "!", "?")) else line for line in cell.split("\n"))
+
+
+def _statement(cell: int, node: ast.stmt, text: str) -> _Statement:
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    source = "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+    if node.col_offset or "\n" not in source:  # `a = 1; b = 2` stands on one line
+        source = ast.get_source_segment(text, node) or source
+    binds, patches = set(), set()
+    for part in ast.walk(node) if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) else [node]:
+        _names(part, binds, patches)
+    return _Statement(cell, source, binds, _needs(source), patches, first)
+
+
+def _names(node: ast.AST, binds: set[str], patches: set[str]) -> None:
+    """Names that a statement binds in the notebook, and names whose attributes or items it sets."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        binds.add(node.name)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        binds |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in [part for whole in targets for part in ast.walk(whole)]:
+            if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+                binds.add(target.id)
+            elif isinstance(target, ast.Attribute | ast.Subscript) and isinstance(target.value, ast.Name):
+                patches.add(target.value.id)
+
+
+def _needs(source: str) -> set[str]:
+    """Names that the statement reads from the notebook, now or when it is called."""
+    try:
+        top = symtable.symtable(source, "cell", "exec")
+    except SyntaxError:
+        return set()
+    names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    tables = list(top.get_children())
+    while tables:
+        table = tables.pop()
+        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        tables += table.get_children()
+    return names
