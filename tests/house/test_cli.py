@@ -194,7 +194,7 @@ def ran(monkeypatch):
     [
         (("test",), "pytest", ["-n", "2", "-m", "not slow"]),
         (("test", "-k", "arena", "--pdb"), "pytest", ["-n", "2", "-m", "not slow", "-k", "arena", "--pdb"]),
-        (("test-all", "-x"), "pytest", ["-n", "2", "-x"]),
+        (("test-all", "-x"), "pytest", ["-n", "2", "--hypothesis-profile", "new", "-x"]),
         (("lint", "--fix"), "ruff", ["check", ".", "--fix"]),
         (("lab", "--no-browser"), "jupyterlab", ["--ServerApp.root_dir=labs", "--no-browser"]),
     ],
