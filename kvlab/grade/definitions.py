@@ -49,7 +49,8 @@ class _Statement:
     cell: int
     text: str
     binds: set[str]
-    needs: set[str]
+    now: set[str]  # names that it reads when it is run: bases, decorators, right-hand sides
+    later: set[str]  # names that its functions read when they are called
     patches: set[str]  # names whose attributes it sets
     line: int  # in its cell, from 1
 
@@ -83,9 +84,9 @@ def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
         for i in [found, *patching]:
             if i not in wanted:
                 wanted.add(i)
-                # Its own name: the definition before it (class Pool(Pool)). Others: the last one, as at call time.
-                here = statements[i]
-                todo += [(n, i if n in here.binds else len(statements)) for n in here.needs - PROVIDED]
+                # What is read now has been defined before (class Pool(Pool)); what is read later, last.
+                todo += [(n, i) for n in statements[i].now - PROVIDED]
+                todo += [(n, len(statements)) for n in statements[i].later - PROVIDED]
     result.source = [
         (f"<your notebook, code cell {statements[i].cell + 1}>", "\n" * (statements[i].line - 1) + statements[i].text)
         for i in sorted(wanted)
@@ -110,7 +111,7 @@ def _statement(cell: int, node: ast.stmt, text: str) -> _Statement:
     binds, patches = set(), set()
     for part in ast.walk(node) if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) else [node]:
         _names(part, binds, patches)
-    return _Statement(cell, source, binds, _needs(source), patches, first)
+    return _Statement(cell, source, binds, *_reads(source), patches, first)
 
 
 def _names(node: ast.AST, binds: set[str], patches: set[str]) -> None:
@@ -128,16 +129,19 @@ def _names(node: ast.AST, binds: set[str], patches: set[str]) -> None:
                 patches.add(target.value.id)
 
 
-def _needs(source: str) -> set[str]:
-    """Names that the statement reads from the notebook, now or when it is called."""
+def _reads(source: str) -> tuple[set[str], set[str]]:
+    """Names that the statement reads from the notebook: when it is run, and when its functions are called."""
     try:
         top = symtable.symtable(source, "cell", "exec")
     except SyntaxError:
-        return set()
-    names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
-    tables = list(top.get_children())
+        return set(), set()
+    now = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    later: set[str] = set()
+    tables = [(table, False) for table in top.get_children()]
     while tables:
-        table = tables.pop()
-        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
-        tables += table.get_children()
-    return names
+        table, in_function = tables.pop()
+        in_function |= table.get_type() == "function"
+        names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        (later if in_function else now).update(names)
+        tables += [(child, in_function) for child in table.get_children()]
+    return now, later
