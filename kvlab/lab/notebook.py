@@ -113,6 +113,33 @@ class Lab:
                     chosen[part] = self._names()[name]
         return Parts(**chosen)
 
+    def run_engine(self, **options: Any) -> Any:
+        """Run the engine with the student's parts and with ours on the same requests; show both; return the Comparison.
+
+        options: see kvlab.lab.beside.run_beside_ours.
+        """
+        from kvlab.lab.beside import run_beside_ours
+
+        result = run_beside_ours(self.parts(), **options)
+        parts, good = ", ".join(result.replaced), result.same_tokens if result.replaced else None
+        if good is None:
+            head = say("Nothing of yours is solved yet: this is our engine, twice.")
+        elif good:
+            head = say("The engine ran on your {parts}: every token is right.", parts=parts)
+        elif result.yours.error:
+            head = say("The engine stopped on your {parts}.", parts=parts)
+        else:
+            head = say("The engine ran on your {parts}: some tokens are wrong.", parts=parts)
+        lines = [result.yours.error] if result.yours.error else []
+        if good is False and (difference := result.first_difference):
+            yours, ours = (f"step {e.step} {e.kind} {list(e.values)[:8]}" if e else "nothing" for e in difference)
+            lines.append(self._say(say("The first difference: yours {yours}, ours {ours}.", yours=yours, ours=ours)))
+        _show(self._say(head), "\n".join(lines), good=good)
+        _show_table("", [(what, f"{yours}   (ours: {ours})") for what, yours, ours in result.rows()])
+        if result.yours.texts:
+            _show(self._say(say("What it wrote:")), result.yours.texts[-1])
+        return result
+
     def _solved(self, exercise: Exercise) -> bool:
         names = self._names()
         if not all(name in names for name in exercise.defines):
