@@ -19,6 +19,8 @@ PLAIN = [
     "kvlab.manager",
     "kvlab.contiguous",
     "kvlab.schedule",
+    "kvlab.sim",
+    "kvlab.parts",
     "kvlab.doctor",
     "kvlab.cli",
     "kvlab_kernels",
