@@ -35,6 +35,7 @@ _HOME = {
     "BeamSearchOutput": "kvlab.engine",
     "CompletionOutput": "kvlab.engine",
     "StreamDelta": "kvlab.engine",
+    "Parts": "kvlab.parts",
 }
 
 __all__ = ["__version__", *_HOME]

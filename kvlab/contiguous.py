@@ -9,7 +9,7 @@ a hole that is too short is of no use (L33 1.2). Nothing can be shared, so there
 from collections.abc import Callable, Sequence
 
 from kvlab.arena import ContiguousArena
-from kvlab.blocks import BlockTable, KVCacheBlock, cdiv
+from kvlab.blocks import BlockPoolBase, BlockTable, KVCacheBlock, cdiv
 from kvlab.events import Recorder
 from kvlab.manager import NO_BLOCKS, KVCacheManager
 
@@ -22,8 +22,9 @@ class ContiguousKVCacheManager(KVCacheManager):
     """
 
     def __init__(self, num_gpu_blocks: int, block_size: int, reserve: int | Callable[[object], int],
-                 arena: ContiguousArena | None = None, recorder: Recorder | None = None):  # fmt: skip
-        super().__init__(num_gpu_blocks, block_size, enable_caching=False, recorder=recorder)
+                 arena: ContiguousArena | None = None, recorder: Recorder | None = None,
+                 block_pool: BlockPoolBase | None = None):  # fmt: skip
+        super().__init__(num_gpu_blocks, block_size, enable_caching=False, block_pool=block_pool, recorder=recorder)
         self.arena = arena or ContiguousArena(num_gpu_blocks - 1, start=1)
         self._reserve = reserve if callable(reserve) else lambda request: reserve
         self._longest = super().max_tokens_per_request

@@ -12,9 +12,9 @@ write to a shared block needs, and new blocks. If they do not all fit, nothing c
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kvlab.blocks import BlockPool, BlockTable, KVCacheBlock, PrefixIndex, cdiv
+from kvlab.blocks import BlockPool, BlockPoolBase, BlockTable, KVCacheBlock, PrefixIndex, cdiv, sharing
 from kvlab.events import Recorder
 from kvlab.prefix import HashChainIndex
 from kvlab.swap import BlockOp, SwapSpace
@@ -26,13 +26,15 @@ class KVCacheManager:
     """Block tables of all requests.
 
     num_gpu_blocks: blocks of `block_size` tokens on the GPU, the null block included.
-    num_cpu_blocks: blocks of swap space. prefix_index, block_pool: replacements for ours (labs 03, 05, 06).
+    num_cpu_blocks: blocks of swap space.
+    prefix_index, block_pool, fork, ensure_writable: replacements for ours (labs 03 to 06).
     A request needs: request_id, all_token_ids, num_tokens, num_computed_tokens, cache_salt.
     """
 
     def __init__(self, num_gpu_blocks: int, block_size: int, enable_caching: bool = True, num_cpu_blocks: int = 0,
-                 prefix_index: PrefixIndex | None = None, block_pool: BlockPool | None = None,
-                 recorder: Recorder | None = None):  # fmt: skip
+                 prefix_index: PrefixIndex | None = None, block_pool: BlockPoolBase | None = None,
+                 recorder: Recorder | None = None, fork: Callable | None = None,
+                 ensure_writable: Callable | None = None):  # fmt: skip
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}: a block holds at least 1 token (16 is usual)")
         self.block_size = block_size
@@ -41,6 +43,8 @@ class KVCacheManager:
             index = (prefix_index or HashChainIndex(block_size)) if enable_caching else None
             block_pool = BlockPool(num_gpu_blocks, prefix_index=index, recorder=recorder)
         self.block_pool = block_pool
+        self._fork = fork or sharing.fork
+        self._ensure_writable = ensure_writable or sharing.ensure_writable
         self.enable_caching = block_pool.enable_caching
         if self.enable_caching and block_pool.prefix_index.block_size != block_size:
             raise ValueError(
@@ -116,21 +120,24 @@ class KVCacheManager:
         num_new = max(0, cdiv(end, self.block_size) - len(table))
         if num_new + must_copy > self.block_pool.get_num_free_blocks():
             return None
-        new = self.block_pool.get_new_blocks(num_new + must_copy)
+        copied = NO_BLOCKS
         if must_copy:
-            self._copy_on_write(request, table, first, new[0])
+            copied = self._copy_on_write(request, table, first)
         elif tail is not None:
             self.swap_space.unlink(tail)
-        table.extend(new[must_copy:])
-        return new
+        new = self.block_pool.get_new_blocks(num_new)
+        table.extend(new)
+        return copied + new
 
-    def _copy_on_write(self, request, table: BlockTable, index: int, copy: KVCacheBlock) -> None:
-        """Replace a block that others read by a private copy of it (写时复制, L33 2.4)."""
-        shared = table.replace(index, copy)
+    def _copy_on_write(self, request, table: BlockTable, index: int) -> list[KVCacheBlock]:
+        """Put a private copy in the place of a block that others read (写时复制, L33 2.4); the copy, in a list."""
+        shared, copy = self._ensure_writable(self.block_pool, table, index)
         self._block_ops.append(("copy", shared.block_id, copy.block_id))
         if self.recorder is not None:
             self.recorder.emit("copy", request.request_id, (shared.block_id, copy.block_id))
-        self._give_back([shared])
+        if shared.ref_cnt == 0:
+            self.swap_space.unlink(shared)
+        return [copy]
 
     def _reusable(self, request, hits: Sequence[KVCacheBlock]) -> tuple[list[KVCacheBlock | None], list[int]]:
         """For a request without a table: what fills its computed blocks, in logical order.
@@ -197,8 +204,7 @@ class KVCacheManager:
         if child.request_id in self.req_to_blocks or child.request_id in self.swap_space.tables:
             raise ValueError(f"request {child.request_id!r} already holds blocks; fork into a new request")
         blocks = self.req_to_blocks[parent.request_id][: cdiv(parent.num_computed_tokens, self.block_size)]
-        self.block_pool.touch(blocks)
-        self.req_to_blocks[child.request_id] = BlockTable(blocks)
+        self.req_to_blocks[child.request_id] = BlockTable(self._fork(self.block_pool, blocks))
         child.num_computed_tokens = parent.num_computed_tokens
         if parent.request_id in self._published:
             self._published[child.request_id] = self._published[parent.request_id]

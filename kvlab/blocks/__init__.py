@@ -9,15 +9,19 @@
 
 from kvlab.blocks.block import KVCacheBlock, OutOfBlocks, PrefixIndex
 from kvlab.blocks.free_queue import FreeKVCacheBlockQueue
-from kvlab.blocks.pool import BlockPool
+from kvlab.blocks.pool import BlockPool, BlockPoolBase
+from kvlab.blocks.sharing import ensure_writable, fork
 from kvlab.blocks.table import BlockTable, cdiv
 
 __all__ = [
     "BlockPool",
+    "BlockPoolBase",
     "BlockTable",
     "FreeKVCacheBlockQueue",
     "KVCacheBlock",
     "OutOfBlocks",
     "PrefixIndex",
     "cdiv",
+    "ensure_writable",
+    "fork",
 ]

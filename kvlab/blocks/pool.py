@@ -5,9 +5,10 @@
     free_blocks:    one owner fewer; at none the block goes to the tail, its name and content still good
 
 Block 0 is the null block: never handed out, kept zero, the target of padding. So num_gpu_blocks - 1 are usable.
+Lab 03 writes the three methods above, over what BlockPoolBase holds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvlab.blocks.block import KVCacheBlock, PrefixIndex
@@ -15,15 +16,21 @@ from kvlab.blocks.free_queue import FreeKVCacheBlockQueue
 from kvlab.events import Recorder
 
 
-class BlockPool:
-    """All blocks of one KV cache.
+class BlockPoolBase:
+    """All blocks of one KV cache: the state, and all that reads it or deals in names.
+
+    A pool adds get_new_blocks, touch and free_blocks, and may use of this:
+    blocks: all blocks by id. null_block: blocks[0]. free_block_queue: those without an owner, in eviction order.
+    prefix_index: who knows published blocks by name; None when caching is off. evict(block): make it forget one.
 
     num_gpu_blocks: blocks in the K/V tensors, the null block included.
     prefix_index: with one, full blocks can be published and found again; without, caching is off.
+    free_queue: the class of the queue; it is made with the list of all blocks but the null block.
     """
 
     def __init__(self, num_gpu_blocks: int, enable_caching: bool | None = None,
-                 prefix_index: PrefixIndex | None = None, recorder: Recorder | None = None):  # fmt: skip
+                 prefix_index: PrefixIndex | None = None, recorder: Recorder | None = None,
+                 free_queue: Callable[[list[KVCacheBlock]], Any] = FreeKVCacheBlockQueue):  # fmt: skip
         if num_gpu_blocks < 2:
             raise ValueError(f"num_gpu_blocks is {num_gpu_blocks}: a pool needs the null block and at least one more")
         if enable_caching and prefix_index is None:
@@ -33,7 +40,7 @@ class BlockPool:
         self.enable_caching = self.prefix_index is not None
         self.recorder = recorder
         self.blocks = [KVCacheBlock(i, is_null=i == 0) for i in range(num_gpu_blocks)]
-        self.free_block_queue = FreeKVCacheBlockQueue(self.blocks[1:])
+        self.free_block_queue = free_queue(self.blocks[1:])
         self.null_block = self.blocks[0]
 
     @property
@@ -56,12 +63,45 @@ class BlockPool:
         """Share of the usable blocks that some request owns, 0 to 1."""
         return 1.0 - self.get_num_free_blocks() / self.num_usable_blocks
 
+    def cache_full_blocks(self, request, blocks: Sequence[KVCacheBlock], num_full_blocks: int,
+                          cursor: Any = None) -> Any:  # fmt: skip
+        """Publish the first `num_full_blocks` blocks of `request`: their K/V has been written. Returns a cursor.
+
+        request: needs `all_token_ids` and `cache_salt`; its tokens must cover the full blocks.
+        """
+        if not self.enable_caching:
+            return None
+        unnamed = [b for b in blocks[:num_full_blocks] if b.block_hash is None] if self.recorder is not None else ()
+        cursor = self.prefix_index.insert(request.all_token_ids, blocks[:num_full_blocks], request.cache_salt, cursor)
+        if published := [b.block_id for b in unnamed if b.block_hash is not None]:
+            self.recorder.emit("publish", request.request_id, published)
+        return cursor
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every published block. False, and nothing changed, while any block is owned."""
+        if self.get_num_free_blocks() != self.num_usable_blocks:
+            return False
+        for block in self.blocks:
+            if block.block_hash is not None:
+                self.evict(block)
+        return True
+
+    def evict(self, block: KVCacheBlock) -> None:
+        """Forget the name of `block`, which has one: what it holds is about to be overwritten."""
+        self.prefix_index.remove(block)
+        if self.recorder is not None:
+            self.recorder.emit("evict", None, [block.block_id])
+
+
+class BlockPool(BlockPoolBase):
+    """The pool's three moves."""
+
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Hand out `num_blocks` blocks, ref_cnt 1. OutOfBlocks, and nothing changed, if too few are free."""
         blocks = self.free_block_queue.popleft_n(num_blocks)
         for block in blocks:
             if block.block_hash is not None:
-                self._evict(block)
+                self.evict(block)
             block.ref_cnt = 1
         if self.recorder is not None and blocks:
             self.recorder.emit("alloc", None, [b.block_id for b in blocks])
@@ -96,31 +136,3 @@ class BlockPool:
         self.free_block_queue.append_n(freed)
         if self.recorder is not None and freed:
             self.recorder.emit("free", None, [b.block_id for b in freed])
-
-    def cache_full_blocks(self, request, blocks: Sequence[KVCacheBlock], num_full_blocks: int,
-                          cursor: Any = None) -> Any:  # fmt: skip
-        """Publish the first `num_full_blocks` blocks of `request`: their K/V has been written. Returns a cursor.
-
-        request: needs `all_token_ids` and `cache_salt`; its tokens must cover the full blocks.
-        """
-        if not self.enable_caching:
-            return None
-        unnamed = [b for b in blocks[:num_full_blocks] if b.block_hash is None] if self.recorder is not None else ()
-        cursor = self.prefix_index.insert(request.all_token_ids, blocks[:num_full_blocks], request.cache_salt, cursor)
-        if published := [b.block_id for b in unnamed if b.block_hash is not None]:
-            self.recorder.emit("publish", request.request_id, published)
-        return cursor
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget every published block. False, and nothing changed, while any block is owned."""
-        if self.get_num_free_blocks() != self.num_usable_blocks:
-            return False
-        for block in self.blocks:
-            if block.block_hash is not None:
-                self._evict(block)
-        return True
-
-    def _evict(self, block: KVCacheBlock) -> None:
-        self.prefix_index.remove(block)
-        if self.recorder is not None:
-            self.recorder.emit("evict", None, [block.block_id])

@@ -32,11 +32,14 @@ class BlockTable(list):
         BlockTable._versions += 1  # never repeats, so a new table is never taken for an old one
         self.version = BlockTable._versions
 
+    def __setitem__(self, index: int, block: KVCacheBlock) -> None:
+        super().__setitem__(index, block)
+        self._renew()
+
     def replace(self, index: int, block: KVCacheBlock) -> KVCacheBlock:
         """Put `block` at logical block `index` (a copy-on-write did that); return the one that stood there."""
         old = self[index]
         self[index] = block
-        self._renew()
         return old
 
     @property

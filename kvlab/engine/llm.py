@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from numbers import Integral
+from typing import Any
 
 import torch
 
 from kvlab.config import EngineConfig
-from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.engine.beam import BeamSearchOutput, beam_output
 from kvlab.engine.core import EngineCore
 from kvlab.engine.interrupts import interrupts_wait
@@ -41,12 +41,19 @@ class LLM:
     """A model, its paged KV cache and the scheduler.
 
     model: "tiny" (shipped), a folder in Hugging Face form, or a hub id.
-    policies: decisions to replace (kvlab.schedule.policies). recorder: receives every event.
+    policies: decisions to replace (kvlab.schedule.policies). parts: a kvlab.Parts, to replace more.
+    recorder: receives every event.
     engine_options: the fields of kvlab.EngineConfig. ValueError names an unknown or impossible one.
     """
 
-    def __init__(self, model: str = "tiny", *, policies: Policies | None = None, recorder: Recorder | None = None,
-                 **engine_options):  # fmt: skip
+    def __init__(self, model: str = "tiny", *, policies: Policies | None = None, parts: Any = None,
+                 recorder: Recorder | None = None, **engine_options):  # fmt: skip
+        if parts is not None:
+            if not hasattr(parts, "make_manager"):
+                raise ValueError(f"parts is {parts!r}: give a kvlab.Parts, such as Parts(free_queue=FreeQueue)")
+            if policies is not None:
+                raise ValueError("policies and parts are both given: name the policies in parts too")
+            policies = parts.policies
         known = {field.name for field in fields(EngineConfig)}
         if unknown := sorted(set(engine_options) - known):
             raise ValueError(f"unknown engine option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
@@ -62,15 +69,13 @@ class LLM:
         config.max_model_len = asked or known_positions
 
         dtype = self.model.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
-        num_gpu, num_cpu = plan_blocks(config, self.model_config, dtype)
-        contiguous = config.reservation == "contiguous"
-        if asked is not None or contiguous:
+        sizing = () if parts is None else (parts.num_gpu_blocks,)
+        num_gpu, num_cpu = plan_blocks(config, self.model_config, dtype, *sizing)
+        if asked is not None or config.reservation == "contiguous":
             check_max_model_len(config, num_gpu)
         config.num_gpu_blocks_override, config.num_cpu_blocks_override = num_gpu, num_cpu
         kv_cache = KVCache(self.model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
-        manager = None  # the scheduler makes the paged one
-        if contiguous:
-            manager = ContiguousKVCacheManager(num_gpu, config.block_size, config.max_model_len, recorder=recorder)
+        manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)
         runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len)
         self.engine = EngineCore(scheduler, runner)

@@ -1,6 +1,7 @@
 """How many KV blocks the engine gets (PAV 3.1), and what to say when they cannot be enough."""
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -28,17 +29,19 @@ def choose_device(name: str) -> str:
     return "cpu" if device.type == "cpu" else str(device)
 
 
-def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> tuple[int, int]:
+def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype,
+                num_gpu_blocks: Callable[..., int] = sizing.num_gpu_blocks) -> tuple[int, int]:  # fmt: skip
     """(GPU blocks, CPU blocks of swap space) for `model_config` with K/V stored as `dtype`.
 
-    config: max_model_len and device must be set. ValueError if they cannot fit the machine's memory.
+    config: max_model_len and device must be set. num_gpu_blocks: a replacement for ours (lab 01).
+    ValueError if they cannot fit the machine's memory.
     """
     block_bytes = kv_bytes_per_token(model_config, dtype) * config.block_size
     num_gpu = config.num_gpu_blocks_override
     if num_gpu is None:
         # More than every seat at full length can never be used; the null block comes on top.
         most = config.max_num_seqs * cdiv(config.max_model_len, config.block_size) + 1
-        num_gpu = min(most, _blocks_in_memory(config, model_config, dtype, block_bytes))
+        num_gpu = min(most, num_gpu_blocks(*_memory(config, model_config, dtype), block_bytes))
     num_cpu = config.num_cpu_blocks_override
     if num_cpu is None:
         num_cpu = int(config.swap_space * sizing.GIB // block_bytes)
@@ -70,11 +73,12 @@ def check_max_model_len(config: EngineConfig, num_gpu_blocks: int) -> None:
         )
 
 
-def _blocks_in_memory(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, block_bytes: int) -> int:
+def _memory(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> tuple[int, float, int, int, int]:
+    """Total bytes, the share to use, and the bytes of weights, activations and CUDA graphs (as sizing wants them)."""
     if config.device == "cpu":
-        return CPU_POOL_BYTES // block_bytes
+        return CPU_POOL_BYTES, 1.0, 0, 0, 0  # the pool's share is what it is, whatever else is in memory
     free, total = torch.cuda.mem_get_info()
     # An estimate of the largest step: the MLP's two wide activations for every token, and fp32 logits for every seat.
     activations = config.max_num_batched_tokens * model_config.intermediate_size * 3 * dtype.itemsize
     activations += config.max_num_seqs * model_config.vocab_size * 3 * 4
-    return sizing.num_gpu_blocks(total, config.gpu_memory_utilization, total - free, activations, 0, block_bytes)
+    return total, config.gpu_memory_utilization, total - free, activations, 0

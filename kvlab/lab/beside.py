@@ -51,7 +51,7 @@ class Comparison:
 
     yours: Run
     ours: Run
-    replaced: list[str]
+    replaced: list[str]  # the parts that are not ours
 
     @property
     def same_tokens(self) -> bool:
@@ -102,7 +102,7 @@ def run_beside_ours(parts: Any, *, num_requests: int = 6, num_samples: int = 3, 
         yours = run(parts, params, options)
     except Exception as error:
         yours = Run(error=f"{type(error).__name__}: {error}")
-    return Comparison(yours, ours, parts.replaced)
+    return Comparison(yours, ours, list(parts.replaced))
 
 
 def _run_model(parts: Any, params: Sequence[SamplingParams], options: dict[str, Any]) -> Run:
@@ -121,14 +121,10 @@ def _run_model(parts: Any, params: Sequence[SamplingParams], options: dict[str, 
 
 
 def _run_stand_in(parts: Any, params: Sequence[SamplingParams], options: dict[str, Any]) -> Run:
-    from kvlab.engine import EngineCore
-    from kvlab.schedule import Request, Scheduler
-    from kvlab.sim import SlotEchoRunner
+    from kvlab.schedule import Request
 
     recorder = Recorder()
-    config = EngineConfig(**options)
-    scheduler = Scheduler(config, parts.make_manager(config, recorder), parts.policies, recorder)
-    core = EngineCore(scheduler, SlotEchoRunner(config.num_gpu_blocks_override, config.block_size))
+    core = parts.make_engine(EngineConfig(**options), recorder=recorder)
     shared = list(range(1, 40))
     for i, param in enumerate(params):
         core.add_request(Request(str(i), [*shared, *range(40 + 7 * i, 60 + 10 * i)], param))

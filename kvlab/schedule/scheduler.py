@@ -9,15 +9,17 @@
 If the forward fails, nothing has been published and the same step can be scheduled again.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from operator import gt
 from typing import NamedTuple
 
-from kvlab.blocks import cdiv
+from kvlab.blocks import BlockPool, FreeKVCacheBlockQueue, cdiv
 from kvlab.config import EngineConfig
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.events import Recorder
 from kvlab.manager import KVCacheManager
+from kvlab.prefix import HashChainIndex
 from kvlab.schedule import group as whole
 from kvlab.schedule.beam import BeamGroup
 from kvlab.schedule.group import Scheduled
@@ -39,8 +41,13 @@ class Load(NamedTuple):
         return Load(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def make_manager(config: EngineConfig, recorder: Recorder | None = None) -> KVCacheManager:
-    """The manager that `config` asks for. ValueError if it leaves open how many blocks there are."""
+def make_manager(config: EngineConfig, recorder: Recorder | None = None, *, free_queue: Callable | None = None,
+                 block_pool: Callable | None = None, prefix_index: Callable | None = None, fork: Callable | None = None,
+                 ensure_writable: Callable | None = None, arena: Callable | None = None) -> KVCacheManager:  # fmt: skip
+    """The manager that `config` asks for. ValueError if it leaves open how many blocks there are.
+
+    free_queue, block_pool, prefix_index, fork, ensure_writable, arena: what is not ours (kvlab.parts).
+    """
     if config.num_gpu_blocks_override is None:
         raise ValueError("num_gpu_blocks_override is None: set it, or pass a manager")
     if config.num_cpu_blocks_override is None and config.swap_space > 0:
@@ -48,13 +55,20 @@ def make_manager(config: EngineConfig, recorder: Recorder | None = None) -> KVCa
             f"swap_space is {config.swap_space} GiB, and without a model nobody knows the size of a block: set "
             f"num_cpu_blocks_override instead"
         )
-    if config.reservation == "contiguous":
+    num_blocks, size = config.num_gpu_blocks_override, config.block_size
+    contiguous = config.reservation == "contiguous"
+    index = None
+    if config.enable_prefix_caching and not contiguous:
+        index = (prefix_index or HashChainIndex)(size)
+    pool = (block_pool or BlockPool)(num_blocks, prefix_index=index, recorder=recorder,
+                                     free_queue=free_queue or FreeKVCacheBlockQueue)  # fmt: skip
+    if contiguous:
         if config.max_model_len is None:
             raise ValueError("contiguous reservation needs max_model_len: it is what each request reserves")
-        return ContiguousKVCacheManager(config.num_gpu_blocks_override, config.block_size, config.max_model_len,
-                                        recorder=recorder)  # fmt: skip
-    return KVCacheManager(config.num_gpu_blocks_override, config.block_size, config.enable_prefix_caching,
-                          num_cpu_blocks=config.num_cpu_blocks_override or 0, recorder=recorder)  # fmt: skip
+        placed = arena and arena(num_blocks - 1, start=1)
+        return ContiguousKVCacheManager(num_blocks, size, config.max_model_len, placed, recorder, pool)
+    return KVCacheManager(num_blocks, size, num_cpu_blocks=config.num_cpu_blocks_override or 0, block_pool=pool,
+                          recorder=recorder, fork=fork, ensure_writable=ensure_writable)  # fmt: skip
 
 
 class Scheduler(StepOutcome):

@@ -8,7 +8,7 @@ from collections import Counter
 import fuzz
 import pytest
 
-from kvlab.blocks import BlockPool, FreeKVCacheBlockQueue
+from kvlab.blocks import BlockPool, BlockPoolBase, FreeKVCacheBlockQueue, sharing
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.manager import KVCacheManager
 from kvlab.prefix import HashChainIndex, hash_chain
@@ -64,8 +64,8 @@ FAULTS = {
         "num_full = min(num_computed_tokens // self.block_size + 1, request.num_tokens // self.block_size)"),
     "publish before the forward": (
         KVCacheManager, "allocate_slots",
-        "table.extend(new[must_copy:])",
-        "table.extend(new[must_copy:]); self.cache_blocks(request, request.num_computed_tokens + num_new_tokens)"),
+        "table.extend(new)",
+        "table.extend(new); self.cache_blocks(request, request.num_computed_tokens + num_new_tokens)"),
     "publish under another's cursor": (
         KVCacheManager, "free", "self._published.pop(request.request_id, None)", "pass"),
     # identity
@@ -75,11 +75,10 @@ FAULTS = {
     "hash without salt": (hash_chain, "root_key", "if salt is None", "if True"),
     "the second publisher takes the name": (
         HashChainIndex, "insert", "and key not in self.cached_block_hash_to_block", ""),
-    "stale hash on reuse": (BlockPool, "get_new_blocks", "self._evict(block)", "pass"),
+    "stale hash on reuse": (BlockPool, "get_new_blocks", "self.evict(block)", "pass"),
     "the index forgets, the block does not": (HashChainIndex, "remove", "block.block_hash = None", "pass"),
     # counting
-    "no null block": (BlockPool, "__init__", "FreeKVCacheBlockQueue(self.blocks[1:])",
-                      "FreeKVCacheBlockQueue(self.blocks)"),
+    "no null block": (BlockPoolBase, "__init__", "free_queue(self.blocks[1:])", "free_queue(self.blocks)"),
     "free without counting references": (
         BlockPool, "free_blocks", "block.ref_cnt -= 1", "block.ref_cnt = 0"),
     "a hit stays in the free queue": (BlockPool, "touch", "self.free_block_queue.remove(block)", "pass"),
@@ -106,7 +105,7 @@ FAULTS = {
         KVCacheManager, "allocate_slots", "not (tail.ref_cnt == 1 and tail.block_hash is None)", "False"),
     "the copy is not counted": (
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
-    "fork takes no reference": (KVCacheManager, "fork", "self.block_pool.touch(blocks)", "pass"),
+    "fork takes no reference": (sharing, "fork", "pool.touch(blocks)", "pass"),
     "fork leaves out the block that is not full": (
         KVCacheManager, "fork", "cdiv(parent.num_computed_tokens, self.block_size)]",
         "parent.num_computed_tokens // self.block_size]"),

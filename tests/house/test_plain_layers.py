@@ -21,6 +21,8 @@ PLAIN = [
     "kvlab.schedule",
     "kvlab.grade",
     "kvlab.lab",
+    "kvlab.sim",
+    "kvlab.parts",
     "kvlab.doctor",
     "kvlab.cli",
     "kvlab_kernels",

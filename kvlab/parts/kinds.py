@@ -1,0 +1,161 @@
+"""What each part is: a class or a function, how the engine calls it, and what it may return. Data, and its checks.
+
+The complaints look only at what costs little and is told nowhere else: a forgotten return, too few blocks. Whether a
+part is right is for its lab's checks to say.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlab.blocks import BlockPoolBase, KVCacheBlock
+from kvlab.parts.guard import Complaint
+
+# ---- complaints
+
+
+def _bool(result, *args) -> str | None:
+    return None if isinstance(result, bool | int) else f"returned {result!r}: return True or False"
+
+
+def _whole_numbers(result, *args) -> str | None:
+    fits = isinstance(result, list | tuple) and all(isinstance(number, int) for number in result)
+    return None if fits else f"returned {result!r}: return a list of whole numbers"
+
+
+def _swap_or_recompute(result, *args) -> str | None:
+    return None if result in ("swap", "recompute") else f'returned {result!r}: return "swap" or "recompute"'
+
+
+def _num_blocks(result, *args) -> str | None:
+    fits = isinstance(result, int) and result >= 2
+    return None if fits else f"returned {result!r}: an engine needs a whole number of blocks, at least 2"
+
+
+def _start(result, owner, size) -> str | None:
+    return None if result is None or isinstance(result, int) else f"returned {result!r}: return a start, or None"
+
+
+def _block(result, *args) -> str | None:
+    return None if isinstance(result, KVCacheBlock) else f"returned {result!r}: return a block"
+
+
+def _blocks(result, *args) -> str | None:
+    fits = isinstance(result, list) and all(isinstance(block, KVCacheBlock) for block in result)
+    return None if fits else f"returned {result!r}: return a list of blocks"
+
+
+def _n_blocks(result, n) -> str | None:
+    """n different blocks."""
+    if complaint := _blocks(result):
+        return complaint
+    if len(result) != n or len(set(map(id, result))) != n:
+        return f"returned {len(set(map(id, result)))} different blocks, and {n} were asked for"
+    return None
+
+
+def _new_blocks(result, num_blocks) -> str | None:
+    """n different blocks that nobody else owns and nobody else finds."""
+    if complaint := _n_blocks(result, num_blocks):
+        return complaint
+    for block in result:
+        if block.ref_cnt != 1:
+            return f"handed out block {block.block_id} with ref_cnt {block.ref_cnt}: a new block has one owner"
+        if block.block_hash is not None:
+            return (
+                f"handed out block {block.block_id} while the prefix index still finds it: call self.evict(block) "
+                f"first, or run with enable_prefix_caching=False"
+            )
+    return None
+
+
+def _same_blocks(result, pool, blocks) -> str | None:
+    if complaint := _blocks(result):
+        return complaint
+    if len(result) != len(blocks):
+        return f"returned {len(result)} blocks for a parent that holds {len(blocks)}: the child shares every one"
+    return None
+
+
+def _pair(result, pool, table, index) -> str | None:
+    """The engine asks only where a copy is needed, so None is not an answer."""
+    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(b, KVCacheBlock) for b in result)):
+        return f"returned {result!r} for a block that others may read: return (the shared block, its copy)"
+    if table[index] is not result[1]:
+        return f"left block {table[index].block_id} in the table: put the copy in its place"
+    return None
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a part must be.
+
+    lab: where it is written. called: its arguments, as the engine gives them. methods: of a class, each with its
+    complaint; a function has none. attributes: what instances of the class must have. base: what it must extend.
+    """
+
+    lab: str
+    called: tuple[str, ...]
+    methods: Mapping[str, Complaint | None] = field(default_factory=dict)
+    attributes: tuple[str, ...] = ()
+    base: type = object
+    complaint: Complaint | None = None
+
+    @property
+    def is_class(self) -> bool:
+        return bool(self.methods)
+
+    def check(self, part: str, value: Any) -> None:
+        """ValueError unless `value` is of this kind: says what it lacks."""
+        shape = f"{'a class' if self.is_class else 'a function'} called with ({', '.join(self.called)})"
+        if isinstance(value, type) != self.is_class or not callable(value):
+            given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+            raise ValueError(f"part `{part}` is {given}: give {shape} (lab {self.lab})")
+        name = getattr(value, "__name__", part)
+        if not issubclass(value if self.is_class else object, self.base):
+            raise ValueError(f"part `{part}`: {name} must extend kvlab.blocks.{self.base.__name__} (lab {self.lab})")
+        if lacks := [method for method in self.methods if not callable(getattr(value, method, None))]:
+            raise ValueError(f"part `{part}`: {name} has no {', '.join(lacks)} (lab {self.lab})")
+        if problem := _cannot_call(value, self.called):
+            raise ValueError(f"part `{part}`: {name} must be {shape}: {problem} (lab {self.lab})")
+
+
+def _cannot_call(function: Callable, called: tuple[str, ...]) -> str | None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # one of C: nothing to be read
+    given = {name.partition("=")[0]: name for name in called}
+    positional = [name for name, text in given.items() if "=" not in text]
+    keywords = {name: None for name, text in given.items() if "=" in text}
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+_SIZES = ("total_bytes", "gpu_memory_utilization", "weight_bytes", "activation_bytes", "cudagraph_bytes", "block_bytes")
+_QUEUE = {"popleft": _block, "popleft_n": _n_blocks, "remove": None, "append": None, "append_n": None,
+          "get_all_free_blocks": _blocks}  # fmt: skip
+
+KINDS: dict[str, Kind] = {
+    "sizing": Kind("01", _SIZES, complaint=_num_blocks),
+    "arena": Kind("02", ("capacity", "start=1"), {"allocate": _start, "free": None}),
+    "free_queue": Kind("03", ("blocks",), _QUEUE, ("num_free_blocks",)),
+    "block_pool": Kind("03", ("num_gpu_blocks", "prefix_index=", "recorder=", "free_queue="),
+                       {"get_new_blocks": _new_blocks, "free_blocks": None, "touch": None}, base=BlockPoolBase),
+    "fork": Kind("04", ("pool", "blocks"), complaint=_same_blocks),
+    "ensure_writable": Kind("04", ("pool", "table", "index"), complaint=_pair),
+    "prefix_index": Kind("05", ("block_size",), {"match": _blocks, "insert": None, "remove": None},
+                         ("block_size", "cached_block_hash_to_block")),
+    "admit": Kind("07", ("num_running", "max_num_seqs", "batch_is_forming"), complaint=_bool),
+    "plan_tokens": Kind("08", ("pending", "budget", "limit"), complaint=_whole_numbers),
+    "choose_victim": Kind("09", ("running", "needy", "gain")),
+    "swap_or_recompute": Kind("09", ("request", "num_blocks", "num_free_cpu_blocks"), complaint=_swap_or_recompute),
+    "may_resume": Kind("09", ("request", "room"), complaint=_bool),
+}  # fmt: skip

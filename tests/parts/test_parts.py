@@ -1,0 +1,368 @@
+"""Parts: ours, other designs and broken ones through their smallest configurations; and what is said when one fails."""
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from kvlab import sizing
+from kvlab.arena import ContiguousArena
+from kvlab.blocks import BlockPool, BlockPoolBase, BlockTable, FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, sharing
+from kvlab.config import EngineConfig
+from kvlab.events import Recorder
+from kvlab.parts import KINDS, SMALLEST, PartError, Parts, survive
+from kvlab.prefix import HashChainIndex
+from kvlab.sampling_params import SamplingParams
+from kvlab.schedule import Policies, Request
+from kvlab.schedule import policies as ours
+
+
+class Arena(ContiguousArena):
+    def __init__(self, capacity, start=1):
+        super().__init__(capacity, start=start)
+
+
+OURS = {
+    "sizing": sizing.num_gpu_blocks, "arena": Arena, "free_queue": FreeKVCacheBlockQueue, "block_pool": BlockPool,
+    "fork": sharing.fork, "ensure_writable": sharing.ensure_writable, "prefix_index": HashChainIndex,
+    "admit": ours.admit, "plan_tokens": ours.plan_tokens, "choose_victim": ours.choose_victim,
+    "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume,
+}  # fmt: skip
+
+
+def failures(parts: Parts) -> list[str]:
+    return [f"{o.part}, {o.configuration}: {o.message}" for o in survive(parts) if not o.survived]
+
+
+def test_every_part_has_a_kind_and_smallest_configurations():
+    names = [field.name for field in fields(Parts)]
+    assert names == list(KINDS) == list(SMALLEST) == list(OURS)
+
+
+def test_ours_survive_alone_and_all_together():
+    outcomes = survive(Parts(**OURS))
+    assert [o for o in outcomes if not o.survived] == []
+    assert {o.part for o in outcomes} == {*OURS, "all together"}
+
+
+def test_nothing_replaced_is_ours():
+    parts = Parts()
+    assert parts.replaced == {} and parts.policies == Policies()
+    pool = parts.make_manager(EngineConfig(num_gpu_blocks_override=4)).block_pool
+    assert type(pool) is BlockPool and type(pool.free_block_queue) is FreeKVCacheBlockQueue
+    assert parts.num_gpu_blocks(1000, 1.0, 0, 0, 0, 10) == 100
+
+
+# ---- each configuration really uses the part, each method of it
+
+
+def raising(*args, **kwargs):
+    raise KeyError("boom")
+
+
+USED = [(part, method) for part, kind in KINDS.items() for method in kind.methods or [""]
+        if (part, method) not in {("free_queue", "popleft"), ("free_queue", "append")}]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "method"), USED)
+def test_a_part_that_raises_is_named_with_its_own_error(part, method):
+    if method:
+        broken = type("Mine", (OURS[part],), {method: raising})
+    else:
+        broken = lambda *args, **kwargs: OURS[part](*args, **kwargs) and raising() or raising()  # noqa: E731
+    fails = [o for o in survive(Parts(**{part: broken})) if not o.survived]
+    assert fails, f"no configuration of {part} calls {method}"
+    for outcome in fails:
+        assert isinstance(outcome.error, PartError) and outcome.error.part == part
+        assert f"your part `{part}` raised KeyError" in outcome.message and "boom" in outcome.message
+        assert method in outcome.message
+        assert isinstance(outcome.error.__cause__, KeyError)
+
+
+# ---- other designs
+
+
+class ListQueue:
+    def __init__(self, blocks):
+        self.blocks = list(blocks)
+
+    @property
+    def num_free_blocks(self):
+        return len(self.blocks)
+
+    def popleft(self):
+        return self.blocks.pop(0)
+
+    def popleft_n(self, n):
+        return [self.popleft() for _ in range(n)]
+
+    def remove(self, block):
+        self.blocks.remove(block)
+
+    def append(self, block):
+        self.blocks.append(block)
+
+    def append_n(self, blocks):
+        self.blocks += blocks
+
+    def get_all_free_blocks(self):
+        return list(self.blocks)
+
+
+class PoolThatKeepsNames(BlockPoolBase):
+    """As after lab 03's first exercises: it does not evict yet."""
+
+    def get_new_blocks(self, num_blocks):
+        blocks = self.free_block_queue.popleft_n(num_blocks)
+        for block in blocks:
+            block.ref_cnt += 1
+        return blocks
+
+    def touch(self, blocks):
+        for block in blocks:
+            if block.ref_cnt == 0:
+                self.free_block_queue.remove(block)
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks):
+        for block in ordered_blocks:
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                self.free_block_queue.append(block)
+
+
+class PoolThatEvicts(PoolThatKeepsNames):
+    def get_new_blocks(self, num_blocks):
+        blocks = super().get_new_blocks(num_blocks)
+        for block in blocks:
+            if block.block_hash is not None:
+                self.evict(block)
+        return blocks
+
+
+class TupleIndex:
+    """Names are whole prefixes."""
+
+    def __init__(self, block_size):
+        self.block_size = block_size
+        self.cached_block_hash_to_block = {}
+
+    def _names(self, tokens, salt, number):
+        return [(salt, *tokens[: (i + 1) * self.block_size]) for i in range(number)]
+
+    def match(self, tokens, salt=None):
+        found = []
+        for name in self._names(tokens, salt, len(tokens) // self.block_size):
+            if name not in self.cached_block_hash_to_block:
+                break
+            found.append(self.cached_block_hash_to_block[name])
+        return found
+
+    def insert(self, tokens, blocks, salt=None, cursor=None):
+        for block, name in zip(blocks, self._names(tokens, salt, len(blocks)), strict=True):
+            if block.block_hash is None and name not in self.cached_block_hash_to_block:
+                block.block_hash = name
+                self.cached_block_hash_to_block[name] = block
+
+    def remove(self, block):
+        del self.cached_block_hash_to_block[block.block_hash]
+        block.block_hash = None
+
+
+class BitmapArena:
+    def __init__(self, capacity, start=0):
+        self.owners, self.start = [None] * capacity, start
+
+    def allocate(self, owner, size):
+        for first in range(len(self.owners) - size, -1, -1):
+            if self.owners[first : first + size] == [None] * size:
+                self.owners[first : first + size] = [owner] * size
+                return first + self.start
+        return None
+
+    def free(self, owner):
+        self.owners = [None if unit == owner else unit for unit in self.owners]
+
+
+def copy_first(pool, table, index):
+    shared = table[index]
+    table[index] = pool.get_new_blocks(1)[0]
+    pool.free_blocks([shared])
+    return shared, table[index]
+
+
+OTHERS = {
+    "sizing": lambda total, share, weights, activations, graphs, block: (
+        int(total * share) - weights - activations - graphs) // block,
+    "arena": BitmapArena, "free_queue": ListQueue, "block_pool": PoolThatEvicts, "prefix_index": TupleIndex,
+    "fork": lambda pool, blocks: [pool.touch([block]) or block for block in blocks],
+    "ensure_writable": copy_first,
+    "admit": lambda running, seats, forming: forming and running < seats,
+    "plan_tokens": lambda pending, budget, limit: [
+        min(tokens, limit, max(0, budget - sum(pending[:i]))) for i, tokens in enumerate(pending)],
+    "choose_victim": lambda running, needy, gain: needy,
+    "swap_or_recompute": lambda request, blocks, free: "recompute",
+    "may_resume": lambda request, room: room.needed + room.promised + request.num_preemptions <= room.free,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", OTHERS)
+def test_other_designs_survive_alone(part):
+    assert failures(Parts(**{part: OTHERS[part]})) == []
+
+
+def test_other_designs_survive_all_together():
+    assert failures(Parts(**OTHERS)) == []
+
+
+def test_a_pool_that_does_not_evict_works_with_caching_off_and_says_so_with_caching_on():
+    parts = Parts(block_pool=PoolThatKeepsNames, free_queue=ListQueue)
+    first, second = [o for o in survive(parts) if o.part == "block_pool"]
+    assert first.survived and not first.is_optional
+    assert second.is_optional
+    assert "call self.evict(block) first, or run with enable_prefix_caching=False" in second.message
+    assert all(o.survived for o in survive(parts) if o.part == "all together")
+
+
+def test_the_write_barrier_by_item_assignment_renews_the_table():
+    table = BlockTable(KVCacheBlock(i) for i in range(3))
+    before = table.version
+    table[1] = KVCacheBlock(7)
+    assert table.version != before
+
+
+# ---- broken ones
+
+
+def mine(base, **methods):
+    return type("Mine", (base,), methods)
+
+
+def free_without_counting(self, ordered_blocks):
+    for block in ordered_blocks:
+        block.ref_cnt = 0
+        self.free_block_queue.append(block)
+
+
+BROKEN = {
+    "queue: popleft_n takes one too few": ("free_queue", mine(ListQueue, popleft_n=lambda s, n: ListQueue.popleft_n(
+        s, n - 1)), r"Mine.popleft_n returned 1 different blocks, and 2 were asked for"),
+    "queue: popleft_n gives the head and leaves it": ("free_queue", mine(
+        ListQueue, popleft_n=lambda s, n: s.blocks[:n]), "both owned and free|freed twice"),
+    "queue: remove removes the head": ("free_queue", mine(ListQueue, remove=lambda s, block: s.popleft()), ""),
+    "queue: append_n forgets the last": ("free_queue", mine(
+        ListQueue, append_n=lambda s, blocks: s.blocks.extend(blocks[:-1])), "both owned and free, or neither"),
+    "queue: no count": ("free_queue", mine(ListQueue, num_free_blocks=property(lambda s: s.count)),
+                        "raised AttributeError in Mine.num_free_blocks"),
+    "pool: a block is free with its first owner": (
+        "block_pool", mine(PoolThatEvicts, free_blocks=free_without_counting), ""),
+    "pool: new blocks are not counted": ("block_pool", mine(PoolThatEvicts, get_new_blocks=lambda s, n:
+                                         s.free_block_queue.popleft_n(n)), "with ref_cnt 0: a new block has one owner"),
+    "pool: not written yet": ("block_pool", mine(PoolThatEvicts, touch=lambda s, b: exec(
+        "raise NotImplementedError('Lab 03, exercise 5')")), "is not written yet: Mine.touch: Lab 03, exercise 5"),
+    "fork: no owner more": ("fork", lambda pool, blocks: list(blocks), ""),
+    "fork: leaves out the last block": ("fork", lambda pool, blocks: sharing.fork(pool, blocks[:-1]),
+                                        "the child shares every one"),
+    "fork: forgotten return": ("fork", lambda pool, blocks: pool.touch(blocks), "returned None: return a list of"),
+    "ensure_writable: never copies": ("ensure_writable", lambda *args: None, "returned None for a block that others"),
+    "ensure_writable: the shared block keeps its owner": ("ensure_writable", lambda pool, table, i: (
+        table[i], table.replace(i, pool.get_new_blocks(1)[0]) and table[i]), "tables"),
+    "ensure_writable: the table keeps the shared block": ("ensure_writable", lambda pool, table, i: (
+        table[i], pool.get_new_blocks(1)[0]), "put the copy in its place"),
+    "ensure_writable: copies the wrong way": ("ensure_writable", lambda pool, table, i: sharing.ensure_writable(
+        pool, table, i)[::-1], "put the copy in its place"),
+    "index: a block's own tokens are its name": ("prefix_index", mine(TupleIndex, _names=lambda s, tokens, salt, n: [
+        (salt, *tokens[i * s.block_size : (i + 1) * s.block_size]) for i in range(n)]), "must give"),
+    "index: forgets nothing": ("prefix_index", mine(TupleIndex, remove=lambda s, block: None), ""),
+    "index: no mapping": ("prefix_index", mine(TupleIndex, __init__=lambda s, size: setattr(s, "block_size", size)),
+                          "left out what the engine reads: set self.cached_block_hash_to_block"),
+    "arena: regions overlap": ("arena", mine(BitmapArena, allocate=lambda s, owner, size: s.start), ""),
+    "arena: never gives back": ("arena", mine(BitmapArena, free=lambda s, owner: None), "stuck"),
+    "sizing: forgets utilization": ("sizing", lambda total, share, *rest: OTHERS["sizing"](total, 1.0, *rest),
+                                    "out of memory: 48 blocks were planned, and 12 fit"),
+    "sizing: a fraction": ("sizing", lambda *sizes: OTHERS["sizing"](*sizes) / 1, "returned 12.0: an engine needs"),
+    "sizing: too few": ("sizing", lambda *sizes: OTHERS["sizing"](*sizes) - 1, "need more than the 10 KV blocks"),
+    "admit: nobody": ("admit", lambda *args: False, "stuck"),
+    "admit: forgotten return": ("admit", lambda *args: None, "returned None: return True or False"),
+    "plan: over budget": ("plan_tokens", lambda pending, budget, limit: list(pending), "plan_tokens gave"),
+    "plan: nothing": ("plan_tokens", lambda pending, budget, limit: [0] * len(pending), "stuck"),
+    "victim: nobody": ("choose_victim", lambda running, needy, gain: None, "choose_victim returned None"),
+    "swap: a third answer": ("swap_or_recompute", lambda *args: True, 'return "swap" or "recompute"'),
+    "resume: never": ("may_resume", lambda request, room: False, "stuck"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_parts_do_not_survive(fault):
+    part, value, message = BROKEN[fault]
+    fails = [o for o in survive(Parts(**{part: value})) if not o.survived and not o.is_optional]
+    assert fails
+    assert any(re.search(message, o.message) for o in fails), [o.message for o in fails]
+
+
+# ---- the wrong kind
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"free_queue": FreeKVCacheBlockQueue([])}, r"part `free_queue` is <.*: give a class called with \(blocks\)"),
+        ({"free_queue": dict}, "dict has no popleft, popleft_n, remove, append, append_n, get_all_free_blocks"),
+        ({"free_queue": type("Q", (ListQueue,), {"__init__": lambda self: None})}, r"called with \(blocks\): too many"),
+        ({"block_pool": ListQueue}, "ListQueue must extend kvlab.blocks.BlockPoolBase"),
+        ({"block_pool": BlockPoolBase}, "BlockPoolBase has no get_new_blocks, free_blocks, touch"),
+        ({"arena": type("A", (), {"allocate": 1, "free": print})}, "A has no allocate"),
+        ({"fork": ListQueue}, "is the class ListQueue: give a function called with"),
+        ({"admit": lambda running: True}, r"a function called with \(num_running, max_num_seqs, batch_is_forming\)"),
+        ({"may_resume": 7}, "part `may_resume` is 7"),
+    ],
+)
+def test_the_wrong_kind_is_refused_at_once(parts, message):
+    with pytest.raises(ValueError, match=message):
+        Parts(**parts)
+
+
+# ---- what is told
+
+
+def test_what_fails_during_the_cleanup_does_not_hide_the_first_error():
+    core = Parts(free_queue=mine(ListQueue, popleft_n=raising, append_n=raising)).make_engine(
+        EngineConfig(num_gpu_blocks_override=9, enable_prefix_caching=False)
+    )
+    core.add_request(Request("a", [1, 2], SamplingParams(max_tokens=2)))
+    queue = core.scheduler.manager.block_pool.free_block_queue
+    with pytest.raises(PartError, match="popleft_n") as caught:
+        try:
+            core.step()
+        finally:
+            queue.append_n([])
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(PartError, match="append_n"):  # by itself it is told
+        queue.append_n([])
+
+
+def test_an_error_of_our_own_below_a_part_keeps_its_words():
+    def greedy(pool, blocks):
+        return sharing.fork(pool, pool.get_new_blocks(1000))
+
+    (outcome,) = survive(Parts(fork=greedy))
+    assert "your part `fork` raised OutOfBlocks in greedy: 1000 blocks asked for" in outcome.message
+    assert isinstance(outcome.error.__cause__, OutOfBlocks)
+
+
+@pytest.mark.parametrize("pool", [PoolThatEvicts, mine(BlockPool)])
+def test_a_replaced_pool_is_seen_by_every_view(pool):
+    def events(parts):
+        recorder = Recorder()
+        config = EngineConfig(num_gpu_blocks_override=9, block_size=2, max_num_seqs=1)
+        core = parts.make_engine(config, recorder=recorder)
+        for name, length in (("a", 6), ("b", 6), ("c", 9)):
+            core.add_request(Request(name, list(range(length)), SamplingParams(max_tokens=6, temperature=0)))
+        while core.has_unfinished_requests():
+            core.step()
+        # Evictions are told amid or before the allocation they serve: whose order is it, is the pool's own affair.
+        told = recorder.events("alloc", "touch", "free", "publish")
+        return told, sorted(recorder.events("evict")), core.scheduler.stats
+
+    seen = events(Parts(block_pool=pool))
+    assert seen == events(Parts()) and seen[1]
