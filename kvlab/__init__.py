@@ -22,6 +22,7 @@ _HOME = {
     "BlockTable": "kvlab.blocks",
     "OutOfBlocks": "kvlab.blocks",
     "HashChainIndex": "kvlab.prefix",
+    "RadixTreeIndex": "kvlab.prefix",
     "KVCacheManager": "kvlab.manager",
     "ContiguousKVCacheManager": "kvlab.contiguous",
     "Request": "kvlab.schedule",

@@ -1,5 +1,12 @@
-"""Prefix reuse (L33 6, PAV 3.4): which blocks already hold the beginning of a prompt. Plain Python; lab 05."""
+"""Prefix reuse (L33 6, PAV 3.4): which blocks already hold the beginning of a prompt. Plain Python; labs 05 and 06.
+
+    HashChainIndex    a block's name is a hash of its tokens and its parent's name: one look-up a block
+    RadixTreeIndex    prompts that share a beginning share a path
+
+Both are PrefixIndex, and give the same hits.
+"""
 
 from kvlab.prefix.hash_chain import HashChainIndex
+from kvlab.prefix.radix_tree import RadixTreeIndex
 
-__all__ = ["HashChainIndex"]
+__all__ = ["HashChainIndex", "RadixTreeIndex"]
