@@ -103,6 +103,10 @@ def generate(
     n: Annotated[int, typer.Option("--n", "-n", help="Continuations of each prompt.")] = 1,
     chat: Annotated[bool, typer.Option(help="Put the prompt into the model's chat template, or not.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Show the text as it comes (one prompt).")] = False,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NOTEBOOK", help="Run on your solved parts of this lab; may be given again."),
+    ] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per block.", rich_help_panel=ENGINE)] = None,
     num_gpu_blocks: Annotated[
         int | None, typer.Option(help="Blocks in the pool.", rich_help_panel=ENGINE)
@@ -136,6 +140,7 @@ def generate(
         "swap_space": swap_space,
         "seed": int.from_bytes(os.urandom(4)) if seed is None and temperature > 0 else None,
         "enable_prefix_caching": False if no_prefix_caching else None,
+        "parts": _parts_of(with_) if with_ else None,
     }
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
     with _engine_extra():
@@ -146,6 +151,28 @@ def generate(
             _show_stream(llm.stream(conversations[0] if chat else prompts[0], params))
         else:
             _show(prompts, llm.chat(conversations, params) if chat else llm.generate(prompts, params))
+
+
+def _parts_of(notebooks: list[str]) -> Any:
+    """The solved parts of all notebooks, the later ones' first; says on stderr which are yours."""
+    from rich.console import Console
+
+    from kvlab.doctor import pip_command
+
+    try:
+        from kvlab.lab.yours import parts_from_notebook
+    except ImportError as error:
+        _fail(f"--with needs {error.name}, which is not installed. Type: {pip_command('labs')}")
+    from kvlab.parts import Parts
+
+    notes, parts = Console(stderr=True, highlight=False), Parts()
+    for notebook in notebooks:
+        more, found = parts_from_notebook(notebook)
+        parts |= more
+        for one in found:
+            whose = f"yours, {one.name}" if one.is_yours else f"ours: {one.why}"
+            notes.print(f"{one.part:18} {whose}", style="green" if one.is_yours else "dim", markup=False)
+    return parts
 
 
 def _show_stream(deltas: Iterable[Any]) -> None:

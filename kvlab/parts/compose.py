@@ -54,6 +54,10 @@ class Parts:
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
+    def __or__(self, other: "Parts") -> "Parts":
+        """These parts, and those of `other` in their place where both replace one."""
+        return Parts(**self.replaced | other.replaced)
+
     def _guarded(self, names: tuple[str, ...]) -> dict[str, Any]:
         found = {}
         for name, value in self.replaced.items():
