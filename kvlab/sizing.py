@@ -161,18 +161,21 @@ class ModelShape:
         )
 
     @property
+    def num_layer_weights(self) -> int:
+        """Entries of all layers' matrices: q, k, v, o, gate, up and down. These are what 4-bit models quantise."""
+        q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        attention = self.hidden_size * (q + 2 * kv) + q * self.hidden_size
+        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
     def num_parameters(self) -> int:
         """All parameters, each counted once (a tied head is its embedding)."""
         hidden, inner = self.hidden_size, self.intermediate_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        attention = hidden * (q + 2 * kv) + q * hidden
-        attention += (
-            self.attention_bias * (q + 2 * kv) + self.o_bias * hidden + self.qk_norm * 2 * self.head_dim
-        )
-        mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)  # gate and up, then down
-        norms = 2 * hidden
+        biases = self.attention_bias * (q + 2 * kv) + self.o_bias * hidden + self.mlp_bias * (2 * inner + hidden)
+        norms = 2 * hidden + self.qk_norm * 2 * self.head_dim
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_hidden_layers * (attention + mlp + norms) + hidden  # + the last norm
+        return embeddings + self.num_layer_weights + self.num_hidden_layers * (biases + norms) + hidden  # + last norm
 
     def weight_bytes(self, dtype_bytes: float = 2) -> int:
         """Bytes of the weights. dtype_bytes: 2 for bf16, 4 for fp32, 0.5 for 4-bit (scales not counted)."""
@@ -181,6 +184,17 @@ class ModelShape:
                 f"dtype_bytes is {dtype_bytes!r}: give the bytes of one weight, such as 2 for bf16"
             )
         return int(self.num_parameters * dtype_bytes)
+
+    def quantised_weight_bytes(self, bits: int = 4, group_size: int = 128, rest_bytes: int = 2) -> int:
+        """Bytes of the weights when the layers' matrices are quantised (量化) in groups, as AWQ and GPTQ do.
+
+        bits: of a weight. Each group_size weights share a scale (of rest_bytes) and a zero point (of `bits`).
+        Embedding, head, norms and biases stay at rest_bytes: in small models they are most of it.
+        """
+        _positive(bits=bits, group_size=group_size, rest_bytes=rest_bytes)
+        groups = -(-self.num_layer_weights // group_size)
+        matrices = -(-(self.num_layer_weights + groups) * bits // 8) + groups * rest_bytes
+        return matrices + (self.num_parameters - self.num_layer_weights) * rest_bytes
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         """Bytes of K and V that one token keeps (see the function of the same name)."""

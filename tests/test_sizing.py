@@ -179,3 +179,20 @@ def test_parameter_counts_equal_those_of_transformers(kind, flags, tied):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert ModelShape.from_config(config.to_dict()).num_parameters == model.num_parameters()
+
+
+def test_quantised_weights_save_less_where_the_embedding_is_most_of_the_model():
+    shapes = [model_shape(name) for name in ("Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B")]
+    shares = [shape.quantised_weight_bytes() / shape.weight_bytes() for shape in shapes]
+    assert shares[0] > 0.45 > 0.4 > shares[1] > 0.3 > shares[2] > 4 / 16
+    with pytest.raises(ValueError, match="group_size is 0"):
+        model_shape("Qwen2.5-7B").quantised_weight_bytes(group_size=0)
+
+
+@given(bits=st.sampled_from([3, 4, 8]), group=st.sampled_from([32, 64, 128]))
+def test_quantised_weights_counted_group_by_group(bits, group):
+    shape = ModelShape(50, 128, 256, 3, 4, 2, 32, attention_bias=True)
+    matrices = [128 * 128, 64 * 128, 64 * 128, 128 * 128, *[128 * 256] * 3] * 3
+    total_bits = sum(n * bits + n // group * (16 + bits) for n in matrices)
+    rest = shape.num_parameters - sum(matrices)
+    assert shape.quantised_weight_bytes(bits, group) == total_bits // 8 + 2 * rest

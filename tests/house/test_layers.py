@@ -13,6 +13,7 @@ LAYERS = [
     "config",
     "sampling_params",
     "sizing",
+    "primer",
     "arena",
     "blocks",
     "prefix",
