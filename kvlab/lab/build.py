@@ -3,36 +3,14 @@
     solutions/NN_name.py + the points of tests/labs/lab_NN/checks.py  ->  labs/NN_name.ipynb, labs/NN_name.zh.ipynb
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvlab.grade import load_lab
 from kvlab.lab.cells import write_text
-from kvlab.lab.source import Source, read_source
-
-PointsOf = Callable[[str], Mapping[str, int]]  # a lab's number -> its exercises, in order, and what each is worth
+from kvlab.lab.source import Source
 
 
-def points_of(root: Path) -> PointsOf:
-    """The points that the checks under `root` give."""
-
-    def points(number: str) -> dict[str, int]:
-        return {exercise.name: exercise.points for exercise in load_lab(number, root / "tests" / "labs").exercises}
-
-    return points
-
-
-def read_sources(root: Path, points: PointsOf | None = None) -> list[Source]:
-    """Every lab of the repository at `root`, in order. ValueError: a fault in one, or two with one number."""
-    points = points or points_of(root)
-    paths = sorted((root / "solutions").glob("*.py"))
-    for before, path in zip(paths, paths[1:], strict=False):
-        if before.name[:2] == path.name[:2]:
-            raise ValueError(f"{before.name} and {path.name} have the same number: rename one")
-    return [read_source(path, points(path.stem[:2])) for path in paths]
-
-
-def made_from(sources: list[Source]) -> dict[str, str]:
+def made_from(sources: Iterable[Source]) -> dict[str, str]:
     """File name in labs/ -> its text."""
     return {
         source.file_name(lang): source.notebook(lang).text() for source in sources for lang in source.languages

@@ -170,7 +170,6 @@ def _extras(
 
 
 def _own(cell: Cell, taken: set[str]) -> Cell:
-    """The student's cell without our tags; an id that is missing or the lab's is replaced by one that we never make."""
+    """The student's cell without our tags; one without an id gets one that we never make."""
     metadata = {key: value for key, value in cell["metadata"].items() if key not in OURS}
-    name = cell["id"] if cell["id"] and cell["id"] not in taken else "own-" + digest(*_says(cell))
-    return cell | {"metadata": metadata, "id": free_id(name, taken)}
+    return cell | {"metadata": metadata, "id": free_id(cell["id"] or "own-" + digest(*_says(cell)), taken)}
