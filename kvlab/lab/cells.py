@@ -2,9 +2,9 @@
 
     .ipynb (Jupyter, VS Code, Colab)  --read_notebook-->  Notebook(metadata, cells)  --text-->  .ipynb
 
-A generated cell's id is made from its content. So a cell whose id still fits its content is as we made it; any other was
-typed by somebody and must not be lost. An exercise's two cells are named after the exercise instead, and the one with
-the solution carries the digest of its stub, to the same end.
+A generated cell's id is made from its content. So a cell whose id still fits its content is as we made it; any other
+was typed by somebody and must not be lost. An exercise's two cells are named after the exercise instead, and the one
+with the solution carries the digest of its stub, to the same end.
 """
 
 import hashlib

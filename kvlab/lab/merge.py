@@ -106,6 +106,11 @@ def _says(cell: Cell) -> tuple[str, str]:
     return cell["cell_type"], cell["source"]
 
 
+def _repeats(cell: Cell, new: Cell) -> bool:
+    """Whether nothing is lost with this version of a cell, beside the new one."""
+    return _says(cell) == _says(new) or (is_solution(new) and _is_stub(cell, new))
+
+
 def _is_stub(cell: Cell, new: Cell) -> bool:
     return cell["source"] == new["source"] or digest("code", cell["source"]) == stub_digest(cell)
 
@@ -142,7 +147,7 @@ def _extras(
     chosen: Sequence[int | None],
     merged: Merged,
 ) -> tuple[dict[int, list[Cell]], dict[int, list[Cell]]]:
-    """The student's cells that stand in no slot: (before, after) a slot. -1 is the top; the number of slots, the end."""
+    """The student's cells that stand in no slot: (before, after) a slot. -1: the top; the number of slots: the end."""
     before: dict[int, list[Cell]] = defaultdict(list)
     after: dict[int, list[Cell]] = defaultdict(list)
     asked = {name for cell in new if is_solution(cell) for name in defined_names(cell["source"])}
@@ -153,7 +158,7 @@ def _extras(
             counts = chosen[place]
             if counts is None or i <= counts:
                 last, here = place, before[place] if counts is not None and i < counts else after[place]
-            if i == counts or _says(cell) == _says(new[place]) or (is_solution(new[place]) and _is_stub(cell, new[place])):
+            if i == counts or _repeats(cell, new[place]):
                 continue
         elif _as_made(cell):  # a cell that was corrected or taken out: what stood after it stands before the next one
             following = next((p for p in places[i + 1 :] if p is not None), len(new))

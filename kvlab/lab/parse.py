@@ -27,7 +27,6 @@ class SourceCell:
     """One cell as written. ex or check: the exercise it belongs to, "" if none. lang: "" is both languages."""
 
     where: str  # file, cell and line, for messages
-    line: int
     cell_type: str
     source: str
     ex: str = ""
@@ -48,12 +47,13 @@ def read_cells(path: Path) -> Iterator[SourceCell]:
         # A line like a header inside a string is no header: jupytext has left it in the cell.
         del headers[: sum(bool(HEADER.match(inner)) for inner in cell.source.split("\n"))]
         tags = {key: value for key, value in cell.metadata.items() if key not in OF_JUPYTEXT}
-        found = SourceCell(f"{path.name}, cell {number}, line {line}", line, cell.cell_type, cell.source.rstrip())
+        where = f"{path.name}, cell {number}, line {line}"
+        found = SourceCell(where, cell.cell_type, cell.source.rstrip())
         if unknown := [key for key in tags if key not in KEYS]:
-            refuse(found, f"{unknown[0]}={tags[unknown[0]]!r} is not known here; a header may have ex=, check= and lang=")
+            refuse(found, f"{unknown[0]}={tags[unknown[0]]!r} is not known here: use ex=, check= or lang=")
         if not all(isinstance(value, str) for value in tags.values()):
             refuse(found, f'a value is not quoted, as in ex="name": {tags}')
-        found = SourceCell(found.where, line, found.cell_type, found.source, **tags)
+        found = SourceCell(where, found.cell_type, found.source, **tags)
         _check_cell(found, previous)
         yield found
         previous = found

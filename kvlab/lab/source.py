@@ -3,8 +3,8 @@
     read_source(path, points) -> Source      checked: ex= and check= in pairs, each an exercise of the lab's checks.py
     Source.notebook("en" | "zh") -> Notebook      stubs for solutions, stable ids, nbgrader's metadata, no outputs
 
-The form of the source is in docs/labs.md. What it makes depends on nothing but the file and the points, so making it twice
-gives the same bytes.
+The form of the source is in docs/labs.md. What it makes depends on nothing but the file and the points, so making it
+twice gives the same bytes.
 """
 
 import re

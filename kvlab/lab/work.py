@@ -1,7 +1,7 @@
 """work/: the student's own copies of the labs, which no command overwrites and git ignores.
 
-    labs/03_name.ipynb --start--> work/03_name.ipynb --the student writes--> --update--> the same, with the lab corrected
-                                                                                  \\---> work/backup/03_name-1.ipynb
+    labs/03_name.ipynb  --start-->  work/03_name.ipynb  --the student writes; update-->  the same, the lab corrected
+                                                                        (as it was:  work/backup/03_name-1.ipynb)
 
 Plain JSON in and out: neither Jupyter nor nbformat is needed.
 """
@@ -34,15 +34,16 @@ def start(root: Path, number: str, lang: str = "en") -> tuple[Path, bool]:
     """(the student's copy of a lab, whether it was made now); one that exists is left as it is."""
     source = lab_file(root, number, lang)
     path = root / WORK / source.name
+    path.parent.mkdir(exist_ok=True)
     if path.exists():
         return path, False
-    path.parent.mkdir(exist_ok=True)
     shutil.copyfile(source, path)
     return path, True
 
 
 def start_missing(root: Path, lang: str = "en") -> list[Path]:
     """Copies of all labs that work/ has in no language yet; in English where there is none in `lang`."""
+    (root / WORK).mkdir(exist_ok=True)  # JupyterLab opens there
     there = {path.name[:2] for path in (root / WORK).glob("*.ipynb")}
     numbers = {path.name[:2] for path in (root / LABS).glob("*.ipynb")}
     made = []
@@ -77,8 +78,11 @@ def _about(path: Path, notebook: Notebook) -> tuple[str, str]:
 
 
 def update(root: Path, path: Path) -> tuple[Merged, Path | None]:
-    """Bring the lab's newest version into a copy. Returns what became of the student's work, and where the copy as it was
-    is kept: None if it was up to date and nothing was written. ValueError if it is no notebook, or of no lab we have."""
+    """Bring the lab's newest version into a copy.
+
+    Returns what became of the student's work, and where the copy as it was is kept; None if nothing was new, and
+    nothing was written. ValueError if it is no notebook, or of no lab that we have.
+    """
     mine = read_notebook(path)
     merged = merge(mine, read_notebook(lab_file(root, *_about(path, mine))))
     if merged.notebook == mine:

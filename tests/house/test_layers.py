@@ -31,6 +31,7 @@ LAYERS = [
     "lab",
     "demo",
     "doctor",
+    "cli_labs",
     "cli",
     "__main__",
 ]

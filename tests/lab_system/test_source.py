@@ -30,7 +30,8 @@ def test_it_is_a_notebook_without_outputs(lang, solved):
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
     assert nbformat.writes(notebook) + "\n" == text  # Jupyter would save the same bytes
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
     assert notebook.metadata.kvlab.lab == "03" and notebook.metadata.kvlab.lang == lang
 
 
@@ -150,6 +151,7 @@ def test_an_inserted_prose_cell_changes_no_other_id(tmp_path_factory, parts, dat
 
 # --- what is refused -----------------------------------------------------------------------------------------
 
+BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
 SOLVED = "def f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION"
 CHECK = '# %% check="a"\ncheck("a")'
 
@@ -161,13 +163,13 @@ def exercise(body: str = SOLVED, check: str = CHECK, name: str = "a") -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (exercise(SOLVED.replace("    ### END SOLUTION", "")), "cell 1, line 1: ### BEGIN SOLUTION in line 2 of the cell has no"),
-        (exercise(SOLVED.replace("    ### BEGIN SOLUTION\n", "")), "### END SOLUTION in line 3 of the cell, but nothing was begun"),
-        (exercise(SOLVED.replace("    return", "    ### BEGIN SOLUTION\n    return")), "line 3 of the cell, but the one in line 2 is"),
-        (exercise(SOLVED.replace("    return 1\n", "\n") + "\n    pass"), "nothing between the markers in lines 2 and 4"),
+        (exercise(SOLVED.replace(END, "")), "cell 1, line 1: ### BEGIN SOLUTION in line 2 of the cell has no"),
+        (exercise(SOLVED.replace(BEGIN, "")), "END SOLUTION in line 3 of the cell, but nothing was begun"),
+        (exercise(SOLVED.replace("    return", BEGIN + "    return")), "line 3 of the cell, but the one in line 2 is"),
+        (exercise(SOLVED.replace("    return 1\n", "\n") + "\n    pass"), "between the markers in lines 2 and 4"),
         (exercise("def f():\n    return 1"), "has nothing to solve"),
-        (exercise(SOLVED.replace("### END", "###END")), "a marker would survive, line 4 of the cell, '###END SOLUTION'"),
-        (exercise(SOLVED.replace("### BEGIN", "# ## begin")), "would survive, line 2 of the cell, '# ## begin SOLUTION'"),
+        (exercise(SOLVED.replace("### END", "###END")), "marker would survive, line 4 of the cell, '###END SOLUTION'"),
+        (exercise(SOLVED.replace("### BEGIN", "# ## begin")), "survive, line 2 of the cell, '# ## begin SOLUTION'"),
         ("# %%\n### BEGIN SOLUTION\nx = 1\n### END SOLUTION", "only a cell with ex= has solutions"),
         ("# %% [markdown]\n# ### END SOLUTION", "cell 1, line 1: a marker would survive"),
         (exercise() + "\n" + exercise(), "cell 3, line 10: exercise a is already at 03_x.py, cell 1, line 1"),
@@ -183,7 +185,7 @@ def exercise(body: str = SOLVED, check: str = CHECK, name: str = "a") -> str:
         ('# %% [markdown] lang="zh"\n# x', "must directly follow the same cell"),
         ('# %% [markdown] lang="en"\n# x\n\n# %% lang="zh"\nx = 1', "cell 2, line 4: .* must directly follow"),
         (exercise(SOLVED.replace("return 1", "return (")), "the solution does not parse"),
-        (exercise("def f():\n    return [\n    ### BEGIN SOLUTION\n    1\n    ### END SOLUTION\n    ]"), "the stub does not parse"),
+        (exercise(f"def f():\n    return [\n{BEGIN}    1\n{END}\n    ]"), "the stub does not parse"),
         ('# %% ex="A b"\nx = 1', "use small letters"),
         ('# %% [markdown] ex="a"\n# x', "is a code cell with ex= or check= and nothing else"),
         ('# %% ex="a" lang="en"\nx = 1', "is a code cell with ex= or check= and nothing else"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.lab.cells import digest, read_notebook
+from kvlab.lab.cells import digest, grade_id, read_notebook
 from kvlab.lab.work import copies, start, start_missing, update
 
 STUB = 'def {0}():\n    """{1}"""\n    raise NotImplementedError("Lab 03, exercise 1: {0}, {0}")'
@@ -34,7 +34,8 @@ def exercise(name: str, doc: str = "Do it.") -> list[dict]:
 
 
 def notebook(cells: list[dict], lang: str = "en") -> dict:
-    metadata = {"kvlab": {"lab": "03", "lang": lang, "version": "1"}, "kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    metadata = {"kvlab": {"lab": "03", "lang": lang, "version": "1"}, "kernelspec": kernel}
     return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
@@ -210,7 +211,7 @@ def test_a_doubled_cell_the_last_answer_counts_and_the_other_stays_before_it(cou
     course.correct(lambda cells: cells.append(prose("New.")))
     text = course.update()
     assert text[1:4] == [ONE, "between = 1", "def one():\n    return 11"]
-    (cell,) = (c for c in read_notebook(course.copy).cells if c["metadata"].get("nbgrader", {}).get("grade_id") == "one")
+    (cell,) = (cell for cell in read_notebook(course.copy).cells if grade_id(cell) == "one")
     assert cell["source"] == "def one():\n    return 11" and course.merged.answers == ["one"]
 
 
@@ -271,7 +272,8 @@ def by_vscode(data: dict) -> dict:
 
 
 def without_ids(data: dict) -> dict:
-    return data | {"nbformat_minor": 4, "cells": [{k: v for k, v in cell.items() if k != "id"} for cell in data["cells"]]}
+    cells = [{key: value for key, value in cell.items() if key != "id"} for cell in data["cells"]]
+    return data | {"nbformat_minor": 4, "cells": cells}
 
 
 def by_colab(data: dict) -> dict:

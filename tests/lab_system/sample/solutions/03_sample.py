@@ -11,6 +11,10 @@
 # %%
 seats = 16
 
+
+def check(name):
+    print(f"{name}: passed")
+
 # %% [markdown] lang="en"
 # Nobody has translated this.
 
