@@ -86,6 +86,14 @@ def test_prose_in_two_languages():
     assert not [cell for cell in english if "实验" in cell]
 
 
+def test_code_may_differ_between_languages(tmp_path):
+    path = tmp_path / "01_x.py"
+    path.write_text('# %% lang="en"\nx = "hello"\n\n# %% lang="zh"\nx = "你好"\n\n# %%\nx', encoding="utf-8")
+    source = read_source(path, {})
+    made = {lang: [cell["source"] for cell in source.notebook(lang).cells] for lang in source.languages}
+    assert made == {"en": ['x = "hello"', "x"], "zh": ['x = "你好"', "x"]}
+
+
 def test_a_lab_without_chinese_has_one_notebook(tmp_path):
     path = tmp_path / "01_x.py"
     path.write_text('# %% [markdown] lang="en"\n# Hello', encoding="utf-8")
@@ -163,6 +171,7 @@ def exercise(body: str = SOLVED, check: str = CHECK, name: str = "a") -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (exercise() + "\n" + exercise(name="b", check=CHECK.replace('"a"', '"b"')), "checks.py has no exercise b"),
         (exercise(SOLVED.replace(END, "")), "cell 1, line 1: ### BEGIN SOLUTION in line 2 of the cell has no"),
         (exercise(SOLVED.replace(BEGIN, "")), "END SOLUTION in line 3 of the cell, but nothing was begun"),
         (exercise(SOLVED.replace("    return", BEGIN + "    return")), "line 3 of the cell, but the one in line 2 is"),
@@ -189,6 +198,7 @@ def exercise(body: str = SOLVED, check: str = CHECK, name: str = "a") -> str:
         ('# %% ex="A b"\nx = 1', "use small letters"),
         ('# %% [markdown] ex="a"\n# x', "is a code cell with ex= or check= and nothing else"),
         ('# %% ex="a" lang="en"\nx = 1', "is a code cell with ex= or check= and nothing else"),
+        ('# %% ex="a" check="a"\nx = 1', "is a code cell with ex= or check= and nothing else"),
         ('# %% exercise="a"\nx = 1', "exercise='a' is not known here"),
         ("# %% a title\nx = 1", "title='a title' is not known here"),
         ("# %% ex=1\nx = 1", "a value is not quoted"),
@@ -201,6 +211,15 @@ def test_a_faulty_source_is_refused_with_file_cell_and_line(tmp_path, text, mess
     with pytest.raises(ValueError, match=message) as caught:
         read_source(path, {"a": 1})
     assert str(caught.value).startswith("03_x.py")
+
+
+def test_exercises_come_in_the_order_of_the_checks(tmp_path):
+    """Their numbers are in the stubs and in the table that the first cell shows."""
+    path = tmp_path / "03_x.py"
+    path.write_text(exercise() + "\n" + exercise(name="b", check=CHECK.replace('"a"', '"b"')), encoding="utf-8")
+    assert read_source(path, {"a": 1, "b": 1}).stubs["b"].endswith('"Lab 03, exercise 2: b, f")')
+    with pytest.raises(ValueError, match="exercises come as a, b, in checks.py as b, a"):
+        read_source(path, {"b": 1, "a": 1})
 
 
 def test_the_line_is_right_behind_a_string_that_looks_like_a_header(tmp_path):
