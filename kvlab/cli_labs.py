@@ -88,8 +88,8 @@ def update(
         if backup is None:
             print(f"{name}: nothing new.")
             continue
-        kept = f"{len(merged.answers)} answers and {merged.own} other cells of yours kept"
-        print(f"{name}: corrected, {kept}; as it was: {backup.relative_to(root).as_posix()}")
+        kept = f"kept: your answers ({len(merged.answers)}), other cells of yours ({merged.own})"
+        print(f"{name}: corrected; {kept}; as it was: {backup.relative_to(root).as_posix()}")
         if merged.new_stub:
             print(f"  What is given has changed in {', '.join(merged.new_stub)}: compare yours with labs/.")
         if merged.gone:

@@ -84,7 +84,7 @@ def test_start_and_update(repository):
     (repository / "work" / "03_sample.zh.ipynb").write_text("{", encoding="utf-8")
     code, text = kvlab("lab", "update", "03")
     assert code == 1  # one could not be read, the other is corrected
-    assert "work/03_sample.ipynb: corrected, 1 answers and 0 other cells of yours kept" in text
+    assert "work/03_sample.ipynb: corrected; kept: your answers (1), other cells of yours (0);" in text
     assert "as it was: work/backup/03_sample-1.ipynb" in text
     assert "What is given has changed in num_blocks" in text
     assert "work/03_sample.zh.ipynb: left as it is." in text
