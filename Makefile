@@ -8,16 +8,21 @@
 
 PYTHON ?= python3
 ARGS ?=
+DEST ?=
 VENV := .venv
+comma := ,
 TWIN := $(VENV)/bin/python -m kvlab
 
-.PHONY: help demo test test-all lab lint clean
+.PHONY: help demo test test-all lab labs solutions student lint clean
 
 help:
 	@echo "make demo       the tour: one workload through three ways of managing the KV cache   [engine]"
 	@echo "make test       the tests without the slow ones                                      [test]"
 	@echo "make test-all   all of them, long fuzzing too                                        [test]"
-	@echo "make lab        JupyterLab on labs/                                                  [engine,labs]"
+	@echo "make lab        JupyterLab on work/, your own copies of the labs                     [engine,labs]"
+	@echo "make labs       for authors: labs/ from solutions/; ARGS=--check only compares       [labs]"
+	@echo "make solutions  for authors: run the solved labs, to solutions/html                  [engine,labs]"
+	@echo "make student    for authors: the tree that a class clones, DEST=../folder            [labs]"
 	@echo "make lint       ruff                                                                 [lint]"
 	@echo "make clean      remove caches and build output, keep .venv"
 
@@ -33,6 +38,15 @@ test-all: $(VENV)/.has-test
 lab: $(VENV)/.has-engine,labs
 	$(TWIN) lab $(ARGS)
 
+labs: $(VENV)/.has-labs
+	$(TWIN) labs $(ARGS)
+
+solutions: $(VENV)/.has-engine,labs
+	$(TWIN) solutions $(ARGS)
+
+student: $(VENV)/.has-labs
+	$(TWIN) student $(strip $(DEST) $(ARGS))
+
 lint: $(VENV)/.has-lint
 	$(TWIN) lint $(ARGS)
 
@@ -43,7 +57,7 @@ clean:
 # One stamp per set of extras: pip runs only when it is missing, or older than what it was made from.
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
 	$(VENV)/bin/python -m pip install -c constraints.txt -e ".[$*]"
-	@touch "$@" $(if $(filter test,$*),$(VENV)/.has-engine)
+	@touch "$@" $(if $(filter test,$*),$(addprefix $(VENV)/.has-,engine labs engine$(comma)labs))
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \

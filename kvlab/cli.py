@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import kvlab
+from kvlab import cli_labs
 
 app = typer.Typer(
     help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
@@ -245,10 +246,19 @@ def test_all(context: typer.Context) -> None:
     _pytest("--hypothesis-profile", "new", *context.args)
 
 
-@app.command(context_settings=PASS_ON, rich_help_panel=LABS)
-def lab(context: typer.Context) -> None:
-    """Open JupyterLab on labs/ (make lab)."""
-    _run_module("jupyterlab", "labs", "--ServerApp.root_dir=labs", *context.args)
+@cli_labs.lab_app.command("open", context_settings=PASS_ON)
+def open_lab(context: typer.Context, lang: cli_labs.Lang = "en") -> None:
+    """Open JupyterLab on work/, with a copy of each lab in it; other options are JupyterLab's (make lab)."""
+    from kvlab.lab.work import start_missing
+
+    for path in start_missing(cli_labs.repository(), lang):
+        print(f"work/{path.name} is new")
+    _run_module("jupyterlab", "labs", "--ServerApp.root_dir=work", *context.args)
+
+
+app.add_typer(cli_labs.lab_app, name="lab", rich_help_panel=COURSE)
+for command in (cli_labs.labs, cli_labs.solutions, cli_labs.student):
+    app.command(rich_help_panel=LABS)(command)
 
 
 @app.command(context_settings=PASS_ON, rich_help_panel=LABS)
@@ -265,13 +275,9 @@ def _pytest(*arguments: str) -> None:
 
 def _run_module(module: str, extra: str, *arguments: str) -> None:
     """`python -m module arguments` in the repository's folder; its exit code becomes ours."""
-    from kvlab.doctor import checkout, pip_command
+    from kvlab.doctor import pip_command
 
-    root: Path | None = checkout()
-    if root is None:
-        raise ValueError(
-            "this command works on the repository, and kvlab was installed without it: clone it first"
-        )
+    root = cli_labs.repository()
     if find_spec(module) is None:
         raise ValueError(f"{module} is not installed. Type: {pip_command(extra)}")
     raise typer.Exit(subprocess.run([sys.executable, "-m", module, *arguments], cwd=root).returncode)

@@ -26,7 +26,10 @@ KERNEL_CAPABILITY = 8.0  # Ampere: the first GPUs with bf16 and asynchronous cop
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LOOKED_AT = {
     "engine": ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "triton"),
-    "labs": ("jupyterlab", "ipywidgets", "matplotlib", "pandas", "anywidget"),
+    "labs": (
+        *("jupyterlab", "ipywidgets", "matplotlib", "pandas", "anywidget"),
+        *("jupytext", "nbformat", "nbclient", "nbconvert", "hypothesis"),
+    ),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 

@@ -82,7 +82,8 @@ def test_version():
 
 def test_every_command_is_in_the_help():
     text = kvlab_command("--help").stdout
-    assert all(f" {name} " in text for name in ("demo", "generate", "doctor", "test", "test-all", "lab", "lint"))
+    names = ("demo", "generate", "doctor", "grade", "lab", "test", "test-all", "lint", "labs", "solutions", "student")
+    assert all(f" {name} " in text for name in names)
 
 
 def test_the_module_is_the_command():
@@ -185,6 +186,7 @@ def ran(monkeypatch):
 
     monkeypatch.setattr(cli.subprocess, "run", run)
     monkeypatch.setattr(cli, "find_spec", lambda name: object())
+    monkeypatch.setattr("kvlab.lab.work.start_missing", lambda root, lang: [])  # leave the repository's work/ alone
     monkeypatch.setenv("OMP_NUM_THREADS", "")
     return started
 
@@ -196,7 +198,8 @@ def ran(monkeypatch):
         (("test", "-k", "arena", "--pdb"), "pytest", ["-n", "2", "-m", "not slow", "-k", "arena", "--pdb"]),
         (("test-all", "-x"), "pytest", ["-n", "2", "--hypothesis-profile", "new", "-x"]),
         (("lint", "--fix"), "ruff", ["check", ".", "--fix"]),
-        (("lab", "--no-browser"), "jupyterlab", ["--ServerApp.root_dir=labs", "--no-browser"]),
+        (("lab",), "jupyterlab", ["--ServerApp.root_dir=work"]),
+        (("lab", "--no-browser"), "jupyterlab", ["--ServerApp.root_dir=work", "--no-browser"]),
     ],
 )
 def test_the_twins_start_their_tool_in_the_repository(ran, arguments, module, expected):

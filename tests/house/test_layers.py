@@ -32,6 +32,7 @@ LAYERS = [
     "lab",
     "demo",
     "doctor",
+    "cli_labs",
     "cli",
     "__main__",
 ]

@@ -25,7 +25,10 @@ def make(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(
     ("target", "extras"),
-    [("demo", "engine"), ("test", "test"), ("test-all", "test"), ("lab", "engine,labs"), ("lint", "lint")],
+    [
+        *[("demo", "engine"), ("test", "test"), ("test-all", "test"), ("lab", "engine,labs"), ("lint", "lint")],
+        *[("labs", "labs"), ("solutions", "engine,labs"), ("student", "labs")],
+    ],
 )
 def test_a_target_installs_its_extra_under_the_constraints_and_calls_its_twin(tree, target, extras):
     done = make(tree, "-n", target, "ARGS=--more")
