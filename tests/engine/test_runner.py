@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.blocks import BlockTable, KVCacheBlock
 from kvlab.config import EngineConfig
 from kvlab.engine.core import EngineCore
 from kvlab.engine.runner import ModelRunner
@@ -11,7 +12,7 @@ from kvlab.model.batch import flat_batch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import KVCache
 from kvlab.sampling_params import SamplingParams
-from kvlab.schedule import Request, Scheduler
+from kvlab.schedule import Request, Scheduler, SchedulerOutput
 from kvlab.sim import SlotEchoRunner
 
 MAX_LEN = 40
@@ -92,3 +93,13 @@ def test_inputs_are_those_of_flat_batch_step_by_step(jobs, block_size, spare, nu
         core.step()
         if runner.complaint is not None:
             raise runner.complaint
+
+
+def test_slots_past_2_to_the_31():
+    """Block ids are int32, but id x block size may need more."""
+    smallest = ModelConfig("qwen2", 8, 8, 1, 1, 1, 2, 16, MAX_LEN)
+    runner = ModelRunner(None, KVCache(smallest, 2, 16, torch.float32), 1, MAX_LEN)
+    request, far = Request("a", range(20)), 2**28
+    table = BlockTable([KVCacheBlock(far + 5), KVCacheBlock(far)])
+    batch, _, _ = runner.prepare(SchedulerOutput(1, [(request, 20)], [table]))
+    assert batch.slot_mapping.tolist() == [(far + 5) * 16 + i for i in range(16)] + [far * 16 + i for i in range(4)]
