@@ -109,15 +109,15 @@ class KVCacheManager:
         table = self.req_to_blocks.get(request.request_id)
         if table is None:
             return self._start(request, num_new_tokens, new_computed_blocks)
-        end = request.num_computed_tokens + num_new_tokens
-        first = request.num_computed_tokens // self.block_size  # the block that the first new token falls into
-        tail = table[first] if first < len(table) else None
+        start, size, num_held = request.num_computed_tokens, self.block_size, len(table)
+        first = start // size  # the block that the first new token falls into
+        tail = table[first] if first < num_held else None
         must_copy = tail is not None and not (tail.ref_cnt == 1 and tail.block_hash is None)  # not is_writable
-        if end <= len(table) * self.block_size and not must_copy:  # nearly every decode
+        if start + num_new_tokens <= num_held * size and not must_copy:  # nearly every decode
             if self.swap_space.tables:
                 self.swap_space.unlink(tail)
             return NO_BLOCKS
-        num_new = max(0, cdiv(end, self.block_size) - len(table))
+        num_new = max(0, cdiv(start + num_new_tokens, size) - num_held)
         if num_new + must_copy > self.block_pool.get_num_free_blocks():
             return None
         copied = NO_BLOCKS

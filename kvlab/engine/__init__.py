@@ -15,6 +15,7 @@ _HOME = {
     "CompletionOutput": "kvlab.engine.outputs",
     "RequestOutput": "kvlab.engine.outputs",
     "StreamDelta": "kvlab.engine.outputs",
+    "Usage": "kvlab.engine.outputs",
 }
 __all__ = list(_HOME)
 

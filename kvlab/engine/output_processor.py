@@ -3,13 +3,13 @@
     EngineCoreOutput (tokens of one sequence) -> Detokenizer -> StopChecker -> StreamDelta, and into RequestOutput
 
 It runs right after the step, before the next is scheduled, so that a sequence whose text has met a stop string
-computes nothing more. Every continuation gets exactly one finish reason.
+computes nothing more. Every continuation gets exactly one finish reason, and every request one usage record.
 """
 
 from dataclasses import dataclass, field, replace
 
 from kvlab.engine.logits import Logprob
-from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta, Usage
 from kvlab.engine.text import Detokenizer, StopChecker
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.schedule import EngineCoreOutput, Request, RequestStatus, Scheduler
@@ -24,6 +24,11 @@ class Family:
     num_left: int
     completions: dict[int, CompletionOutput] = field(default_factory=dict)
     texts: dict[int, tuple[Detokenizer, StopChecker]] = field(default_factory=dict)
+
+
+def usage(family: Family) -> Usage:
+    tokens = sum(len(completion.token_ids) for completion in family.completions.values())
+    return Usage(family.request.num_prompt_tokens, tokens, family.request.num_cached_tokens or 0)
 
 
 class OutputProcessor:
@@ -55,6 +60,8 @@ class OutputProcessor:
                 for index in range(1, output.request.num_to_fork + 1):
                     family.completions[index] = replace(family.completions[0], index=index, token_ids=[])
                     deltas.append(replace(deltas[-1], index=index))
+            if family.num_left == 0:  # with this output, whatever ended it
+                deltas[-1].usage = family.output.usage = usage(family)
         return deltas
 
     def _add(self, family: Family, output: EngineCoreOutput) -> StreamDelta:

@@ -37,19 +37,20 @@ class TableRows:
 
     def sync(self, output: SchedulerOutput) -> dict[str, int]:
         """Bring the rows of all scheduled sequences up to date; row by request id."""
+        row_of, versions, num_filled = self._row_of, self._version, self._filled
         if len(self._free) < len(output.scheduled):
             scheduled = {request.request_id for request, _ in output.scheduled}
             for gone in [request_id for request_id in self._row_of if request_id not in scheduled]:
                 self._free.append(self._row_of.pop(gone))
         for (request, _), table in zip(output.scheduled, output.block_tables, strict=True):
-            row = self._row_of.get(request.request_id)
+            row = row_of.get(request.request_id)
             if row is None:
-                row = self._row_of[request.request_id] = self._free.pop()
-            filled = self._filled[row] if self._version[row] == table.version else 0
+                row = row_of[request.request_id] = self._free.pop()
+            filled = num_filled[row] if versions[row] == table.version else 0
             if len(table) != filled:
                 self.ids[row, filled : len(table)] = [block.block_id for block in table[filled:]]
-                self._version[row], self._filled[row] = table.version, len(table)
-        return self._row_of
+                versions[row], num_filled[row] = table.version, len(table)
+        return row_of
 
 
 class ModelRunner:
@@ -108,25 +109,26 @@ class ModelRunner:
         num_decodes = len(ordered)
         if num_decodes < len(output.scheduled):
             ordered += [entry for entry in output.scheduled if entry[1] != 1]
-        token_ids: list[int] = []
+        token_ids, starts, table_rows = [], [], []
         samplers, sampler_rows, prompt_rows, prompt_row_ids = [], [], [], []
         for request, num_tokens in ordered:
-            start = request.num_computed_tokens
+            tokens, start = request.all_token_ids, request.num_computed_tokens
+            starts.append(start)
+            table_rows.append(row_of[request.request_id])
             if num_tokens == 1:
-                token_ids.append(request.all_token_ids[start])
+                token_ids.append(tokens[start])
             else:
-                token_ids += request.all_token_ids[start : start + num_tokens]
-            if start + num_tokens == request.num_tokens:
+                token_ids += tokens[start : start + num_tokens]
+            if start + num_tokens == len(tokens):
                 samplers.append(request)
                 sampler_rows.append(len(token_ids) - 1)
-            if request.needs_prompt_logprobs:
+            if start + 1 < request.num_prompt_tokens and request.needs_prompt_logprobs:
                 first = len(token_ids) - num_tokens - start  # the row of position 0, if it were here
                 for position in range(start + 1, min(start + num_tokens + 1, request.num_prompt_tokens)):
                     prompt_rows.append((request, position))
                     prompt_row_ids.append(first + position - 1)
 
-        rows = np.array([row_of[request.request_id] for request, _ in ordered])
-        starts = np.array([request.num_computed_tokens for request, _ in ordered])
+        rows, starts = np.array(table_rows), np.array(starts)
         counts = np.array([num_tokens for _, num_tokens in ordered])
         seq_lens = starts + counts
         query_start_loc = np.zeros(len(ordered) + 1, dtype=np.int32)
@@ -136,17 +138,17 @@ class ModelRunner:
         blocks = self.rows.ids[np.repeat(rows, counts), positions // size].astype(np.int64)
         max_seq_len = int(seq_lens.max())
 
-        def tensor(values, dtype=None):
-            return torch.as_tensor(values, dtype=dtype).to(self.kv_cache.device)
+        def tensor(values, dtype=None):  # by way of NumPy, which reads a list twice as fast
+            return torch.from_numpy(np.asarray(values, dtype=dtype)).to(self.kv_cache.device)
 
         batch = FlatBatch(
-            token_ids=tensor(token_ids, torch.int64),
+            token_ids=tensor(token_ids, np.int64),
             positions=tensor(positions),
             slot_mapping=tensor(blocks * size + positions % size),
             query_start_loc=tensor(query_start_loc),
-            seq_lens=tensor(seq_lens.astype(np.int32)),
+            seq_lens=tensor(seq_lens, np.int32),
             block_tables=tensor(self.rows.ids[rows, : cdiv(max_seq_len, size)]),
-            logits_indices=tensor(sampler_rows + prompt_row_ids, torch.int64),
+            logits_indices=tensor(sampler_rows + prompt_row_ids, np.int64),
             num_decodes=num_decodes,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,

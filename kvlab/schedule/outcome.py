@@ -24,13 +24,13 @@ class StepOutcome(RequestBook):
         """
         results = []
         block_size, running = self.config.block_size, RequestStatus.RUNNING
-        any_finished = False
+        num_finished = self.stats.num_finished
         for request, num_tokens in output.scheduled:
             if request.status is not running:
                 continue
             before = request.num_computed_tokens
             request.num_computed_tokens = computed = before + num_tokens
-            if computed // block_size > before // block_size:
+            if before % block_size + num_tokens >= block_size:  # a block is full now
                 self.manager.cache_blocks(request, computed)
             tokens = sampled.get(request.request_id)
             if tokens is None:
@@ -38,22 +38,25 @@ class StepOutcome(RequestBook):
             if request.group is not None:
                 request.group.report(request, sampled.logprobs[request.request_id][0])
                 continue
-            pairs = ((request, tokens[0]),)
             if request.num_to_fork:
-                pairs = zip([request, *self._fork_children(request)], tokens, strict=True)
-            for sequence, token in pairs:
-                if sequence.append_output_token(token):
-                    self._finish(sequence, sequence.status)
-                    any_finished = True
-                results.append(EngineCoreOutput(sequence, [token], sequence.status.finish_reason))
+                family = [request, *self._fork_children(request)]
+                results += [self._take(sequence, [token]) for sequence, token in zip(family, tokens, strict=True)]
+            else:
+                results.append(self._take(request, tokens))
         for group in list(self.groups.values()):
             if len(group.reports) == len(group.members):
                 results += self._advance_group(group, output)
-        if any_finished:
+        if self.stats.num_finished > num_finished:
             self.running = [request for request in self.running if not request.is_finished()]
         if self.recorder is not None:
             self.recorder.emit("step_end", None, (output.total_num_scheduled_tokens,))
         return results
+
+    def _take(self, sequence: Request, tokens: list[int]) -> EngineCoreOutput:
+        """The one token of `tokens` was sampled for `sequence`, which may end with it."""
+        if sequence.append_output_token(tokens[0]):
+            self._finish(sequence, sequence.status)
+        return EngineCoreOutput(sequence, tokens, sequence.status.finish_reason)
 
     def fail_step(self, output: SchedulerOutput, error: str) -> list[Request]:
         """The copies of `output` could not all be made: end every request whose K/V they leave in doubt.

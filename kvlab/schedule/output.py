@@ -30,7 +30,7 @@ class SchedulerOutput:
 
     @property
     def total_num_scheduled_tokens(self) -> int:
-        return sum(num_tokens for _, num_tokens in self.scheduled)
+        return sum([num_tokens for _, num_tokens in self.scheduled])
 
 
 class SampledTokens(dict[str, list[int]]):

@@ -50,6 +50,8 @@ class Request:
         self.request_id = request_id
         self.sampling_params = sampling_params or SamplingParams()
         self.eos_token_ids = frozenset(eos_token_ids)
+        own = self.sampling_params
+        self.ender_ids = frozenset(own.stop_token_ids) | (frozenset() if own.ignore_eos else self.eos_token_ids)
         self.priority = priority
         self.cache_salt = cache_salt
         self.all_token_ids = list(prompt_token_ids)
@@ -144,15 +146,11 @@ class Request:
     def append_output_token(self, token_id: int) -> bool:
         """Add a sampled token; True, with the status set, if the request ends with it."""
         self.all_token_ids.append(token_id)
-        params, num_tokens = self.sampling_params, len(self.all_token_ids)
-        if num_tokens - self.num_prompt_tokens >= params.min_tokens:
-            if token_id in self.eos_token_ids and not params.ignore_eos:
-                self.status = RequestStatus.FINISHED_STOPPED
-                return True
-            if token_id in params.stop_token_ids:
-                self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, token_id
-                return True
-        if num_tokens >= self.max_num_tokens:
+        if token_id in self.ender_ids and self.num_output_tokens >= self.sampling_params.min_tokens:
+            is_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
+            self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, None if is_eos else token_id
+            return True
+        if len(self.all_token_ids) >= self.max_num_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
             return True
         return False

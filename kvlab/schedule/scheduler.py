@@ -120,6 +120,7 @@ class Scheduler(StepOutcome):
     def _schedule_running(self, output: SchedulerOutput) -> Scheduled:
         """Give running requests their tokens and slots; preempt until every planned request has them."""
         scheduled: Scheduled = {}
+        allocate_slots = self.manager.allocate_slots
         todo = whole.side_by_side(self.running) if self.groups else list(self.running)
         while todo:
             budget = self._budget_left(scheduled)
@@ -132,13 +133,13 @@ class Scheduler(StepOutcome):
                 raise ValueError(f"plan_tokens gave {plan} of a budget of {budget} to requests with {pending} pending")
             if self.groups:
                 plan = whole.keep_whole(todo, plan, scheduled)
-            for position, (request, num_tokens) in enumerate(zip(todo, plan, strict=True)):
+            for request, num_tokens in zip(todo, plan, strict=True):
                 if num_tokens <= 0:
                     continue
-                if self.manager.allocate_slots(request, num_tokens) is None:
+                if allocate_slots(request, num_tokens) is None:
                     self._preempt_whole(self._choose_victim(request), scheduled, output)
                     # A victim gives its tokens back, so the rest of the step is planned anew.
-                    todo = [r for r in todo[position:] if r.status is RequestStatus.RUNNING]
+                    todo = [r for r in todo[todo.index(request) :] if r.status is RequestStatus.RUNNING]
                     break
                 scheduled[request.request_id] = (request, num_tokens)
             else:
@@ -237,12 +238,15 @@ class Scheduler(StepOutcome):
         self._batch_is_forming = self._batch_is_forming and not blocked and bool(self.waiting)
 
     def _budget_left(self, scheduled: Scheduled) -> int:
-        return self.config.max_num_batched_tokens - sum(num_tokens for _, num_tokens in scheduled.values())
+        return self.config.max_num_batched_tokens - sum([num_tokens for _, num_tokens in scheduled.values()])
 
     def _load(self, running: list[Request]) -> "Load":
+        tables, size = self.manager.req_to_blocks, self.config.block_size
+        # Tokens without a block, or less than none: some only where chunks of a prompt are still to come.
+        missing = [len(request.all_token_ids) - len(tables[request.request_id]) * size for request in running]
         return Load(
-            seats=sum(1 + request.num_to_fork for request in running),
-            promised=sum(self._missing_blocks(request) for request in running),
+            seats=len(running) + sum([request.num_to_fork for request in running]),
+            promised=sum([cdiv(num_tokens, size) for num_tokens in missing if num_tokens > 0]),
             growing=len(running) if self.manager.tables_grow else 0,
         )
 
@@ -303,11 +307,6 @@ class Scheduler(StepOutcome):
                 budget -= num_tokens
         if group.is_ready and budget >= group.width:
             scheduled.update((member.request_id, (member, 1)) for member in group.members)
-
-    def _missing_blocks(self, request: Request) -> int:
-        """Blocks that a running request still needs for the tokens it has."""
-        held = len(self.manager.req_to_blocks[request.request_id])
-        return max(0, cdiv(request.num_tokens, self.config.block_size) - held)
 
     def _is_computed_this_step(self, request: Request, num_hits: int, scheduled: dict) -> bool:
         """True if somebody in this step computes the very block that `request` misses next.

@@ -80,6 +80,8 @@ def test_of_two_blocks_with_one_content_the_first_has_the_name_and_the_other_may
     pool.free_blocks([first])
     pool.get_new_blocks(2)  # block 3, and the duplicate
     assert pool.prefix_index.match([1, 2]) == [first]
+    with pytest.raises(ValueError, match=f"block {second.block_id} is not published"):
+        pool.prefix_index.remove(second)
     pool.get_new_blocks(1)
     assert pool.prefix_index.match([1, 2]) == []
 

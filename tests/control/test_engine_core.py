@@ -104,6 +104,26 @@ def test_nothing_is_published_by_a_step_that_failed():
     assert not core.has_unfinished_requests() and core.scheduler.manager.reset_prefix_cache()
 
 
+@pytest.mark.parametrize("end", ["fails", "is aborted before the forward", "is aborted after it"])
+def test_nothing_is_published_of_a_chunk_whose_step_came_to_nothing(end):
+    """Its first chunk of 4 is findable; the second was given its block and perhaps written, but never taken in."""
+    core = engine(max_num_batched_tokens=4)
+    core.add_request(request("a", 13))
+    core.step()
+    output = core.scheduler.schedule()
+    if end == "fails":
+        core.scheduler.fail_requests([output.scheduled[0][0]], "on purpose")
+    elif end == "is aborted before the forward":
+        core.abort_request("a")
+    else:
+        sampled = core.runner.execute(output)
+        core.abort_request("a")
+        core.scheduler.update_from_output(output, sampled)
+    assert len(core.scheduler.manager.block_pool.cached_block_hash_to_block) == 1
+    core.add_request(again := request("b", 13))
+    assert run(core)["b"] == want(again) and again.num_cached_tokens == 4
+
+
 def test_a_failed_forward_may_be_scheduled_again():
     """The scheduler's promise: until update_from_output nothing is advanced, so the same step comes out again."""
     core = engine()

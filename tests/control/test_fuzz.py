@@ -125,7 +125,7 @@ FAULTS = {
     # scheduling
     "a victim keeps its tokens": (Scheduler, "_preempt", "scheduled.pop(victim.request_id, None)", "pass"),
     "a victim's tokens are counted for ever": (
-        Scheduler, "_budget_left", "- sum(num_tokens for _, num_tokens in scheduled.values())", ""),
+        Scheduler, "_budget_left", "- sum([num_tokens for _, num_tokens in scheduled.values()])", ""),
     "admission in a step with preemption": (Scheduler, "schedule", "if output.preempted:", "if False:"),
     "K/V dropped and still counted": (Scheduler, "_drop", "request.num_computed_tokens = 0", "pass"),
     "hits are not counted as computed": (

@@ -93,6 +93,7 @@ def test_equal_prompts_with_different_salts_share_nothing():
     core.add_request(request("b", 9, max_tokens=1, cache_salt="y"))
     run(core)
     assert len(runner.computed) == 18
+    assert core.scheduler.stats.num_steps == 1, "one waited for a block that it may not share"
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 8])
@@ -221,6 +222,27 @@ def test_the_budget_of_a_victim_goes_to_those_who_come_after():
     core.scheduler.config.max_num_batched_tokens = 2
     output = core.scheduler.schedule()
     assert output.preempted == ["a"] and scheduled(output) == {"b": 1, "c": 1}
+
+
+def test_after_a_preemption_the_rest_is_planned_with_what_is_left():
+    """a has its chunk when b takes c's block: a is not planned again, and b and d share the 3 tokens that are left."""
+    victims = lambda running, needy, gain: next((r for r in running if r.request_id == "c"), needy)  # noqa: E731
+    core = engine(block_size=2, usable=11, enable_prefix_caching=False, max_num_batched_tokens=6,
+                  long_prefill_token_threshold=3,
+                  policies=Policies(may_resume=lambda *args: True, choose_victim=victims))  # fmt: skip
+    for name, prompt in (("a", 16), ("b", 1), ("c", 1), ("d", 8)):
+        core.add_request(request(name, prompt, max_tokens=6))
+    outputs = [step(core)[0] for _ in range(4)]
+    assert [output.preempted for output in outputs] == [[], [], [], ["c"]]
+    assert scheduled(outputs[3]) == {"a": 3, "b": 1, "d": 2}
+
+
+def test_nobody_enters_in_a_step_with_a_preemption_not_even_at_the_head_of_the_queue():
+    core = two_in_a_tight_pool()
+    core.add_request(request("c", [3], priority=-1))
+    output, _ = step(core)
+    assert (scheduled(output), output.preempted) == ({"a": 1}, ["b"])
+    assert [r.request_id for r in core.scheduler.waiting] == ["c", "b"]
 
 
 def test_a_request_may_have_to_preempt_itself():

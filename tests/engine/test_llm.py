@@ -115,6 +115,18 @@ def test_leaving_a_stream_aborts_it_and_other_calls_may_run_inside_it(llm, unhar
     assert not llm.engine.has_unfinished_requests()
 
 
+def test_leaving_a_stream_of_three_amid_its_prompt_leaves_nothing(checkpoint):
+    llm = LLM(str(checkpoint("qwen2-tied")), block_size=4, num_gpu_blocks_override=41, max_num_batched_tokens=4,
+              long_prefill_token_threshold=2)  # fmt: skip
+    stream = llm.stream(PROMPT, SamplingParams(n=3, max_tokens=9))
+    llm.generate([[9]], SamplingParams(temperature=0, max_tokens=3))  # steps both
+    [left] = llm.engine.scheduler.running
+    assert 0 < left.num_computed_tokens < len(PROMPT) and left.num_to_fork == 2
+    stream.close()
+    assert not llm.engine.has_unfinished_requests() and llm.stats()["usage"] == 0
+    llm.engine.scheduler.manager.check()
+
+
 def test_a_stream_that_nobody_reads_is_aborted_when_it_is_dropped(llm, unharmed):
     stream = llm.stream(PROMPT, SamplingParams(max_tokens=9))
     assert llm.engine.has_unfinished_requests()

@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.model import attention
-from kvlab.model.attention import get_attention_backend, group_by_length
+from kvlab.model.attention import context_slots, get_attention_backend, group_by_length
 from kvlab.model.batch import flat_batch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import KVCache
@@ -123,6 +124,16 @@ def test_the_oracle_by_hand():
     expected = torch.tensor([[[1, 0]], [[a / (a + b), b / (a + b)]]], dtype=torch.float64)
     torch.testing.assert_close(out, expected, atol=1e-14, rtol=0)
     assert kv_cache.layers[1][0, 2, 0, 0].tolist() == [3.0, 1.0]  # position 0 lies in block 2
+
+
+def test_slots_past_2_to_the_31():
+    """Block ids are int32, but id x block size may need more; K's half and V's half alike."""
+    kv_cache = SimpleNamespace(block_size=16, num_blocks=2**28 + 6)
+    tables = torch.tensor([[2**28 + 5, 2**28]], dtype=torch.int32)
+    slots, visible = context_slots(tables, torch.tensor([18], dtype=torch.int32), 19, kv_cache)
+    keys = [(2**28 + 5) * 16 + i for i in range(16)] + [2**32, 2**32 + 1, 0]
+    assert slots.tolist() == keys + [slot + kv_cache.num_blocks * 16 for slot in keys]
+    assert visible.tolist() == [[True] * 18 + [False]]
 
 
 def test_unknown_backends_are_named():
