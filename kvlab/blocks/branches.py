@@ -54,7 +54,7 @@ def make_room(pool: BlockPool, table: list[KVCacheBlock], start: int, num_tokens
 def beam_step(pool: BlockPool, tables: Sequence[list[KVCacheBlock]],
               parents: Sequence[int]) -> list[list[KVCacheBlock]]:  # fmt: skip
     """The tables of the next beams: beam i goes on from tables[parents[i]]. Who is nobody's parent is given back."""
-    following = [fork(pool, tables[parent]) for parent in parents]  # first, so that what lives on is never without owner
+    following = [fork(pool, tables[parent]) for parent in parents]  # first: what lives on is never without owner
     for table in tables:
         pool.free_blocks(reversed(table))
     return following

@@ -95,7 +95,8 @@ def explain_books(label):
     if label == "owners":
         return say("ref_cnt must be the number of tables that hold the block: no more, no fewer.")
     if label == "free":
-        return say("A block is in the free queue exactly when no table holds it. Which calls of the pool keep that true?")
+        return say("A block is in the free queue exactly when no table holds it. Which calls of the pool keep that "
+                   "true?")
     if label == "named":
         return say("A published block keeps its name until the pool hands it out again.")
     return None
@@ -110,10 +111,10 @@ class SharingCost(Exercise):
     hints = (
         say("A sample's table has as many entries with sharing as without. How many of those entries can name the same "
             "block in every table?"),
-        say("Only blocks with nothing but prompt tokens in them stay shared: num_prompt // block_size of them. If nobody "
-            "has written yet, all blocks are shared."),
-        say("A copy happens only if the prompt's last block is not full. All but one of the n samples make one: the last "
-            "writer is the only owner left."),
+        say("Only blocks with nothing but prompt tokens in them stay shared: num_prompt // block_size of them. If "
+            "nobody has written yet, all blocks are shared."),
+        say("A copy happens only if the prompt's last block is not full. All but one of the n samples make one: the "
+            "last writer is the only owner left."),
     )  # fmt: skip
     examples = (
         Trace((), (("sharing_cost", 10, 1, 4, 4),)),
@@ -158,8 +159,8 @@ class SharingCost(Exercise):
                        "one owner is left it writes in place.", n=n)  # fmt: skip
         if num_output == 0:
             return say("Before anybody writes, all tables name the same blocks: also the last one, full or not.")
-        return say("Shared for good: the blocks that hold nothing but prompt, here {full}. From there on each sample has "
-                   "blocks of its own.", full=num_prompt // block_size)  # fmt: skip
+        return say("Shared for good: the blocks that hold nothing but prompt, here {full}. From there on each sample "
+                   "has blocks of its own.", full=num_prompt // block_size)  # fmt: skip
 
 
 class Fork(Exercise):
@@ -235,12 +236,12 @@ class EnsureWritable(Exercise):
         Trace((2,), (("start", "A", 1), ("share", "A", "B"), ("ensure_writable", "A", 0), ("ensure_writable", "B", 0)),
               why=say("The last owner left writes in place.")),
         Trace((2,), (("start", "A", 1), ("publish", "A", 0), ("ensure_writable", "A", 0)),
-              why=say("The block has one owner, but it is published: a prompt that comes later will find it by its name "
-                      "and read it.")),
+              why=say("The block has one owner, but it is published: a prompt that comes later will find it by its "
+                      "name and read it.")),
         Trace((1,), (("start", "A", 1), ("share", "A", "B"), ("ensure_writable", "B", 0), ("books",))),
         Trace((1,), (("start", "A", 1), ("publish", "A", 0), ("ensure_writable", "A", 0), ("books",)),
-              why=say("The pool has no other block. If you give the old one back first, it is handed to you again: then "
-                      "source and target of the copy are one block, and its name is gone.")),
+              why=say("The pool has no other block. If you give the old one back first, it is handed to you again: "
+                      "then source and target of the copy are one block, and its name is gone.")),
     )  # fmt: skip
 
     class Oracle(Books):
@@ -279,18 +280,19 @@ class EnsureWritable(Exercise):
         if expected == "OutOfBlocks":
             return say("The block may not be written and the pool is empty: OutOfBlocks must come out.")
         if op[0] == "books":
-            return say("The call before it raised OutOfBlocks, yet something has changed. Ask the pool for the new block "
-                       "before you touch anything else.")  # fmt: skip
+            return say("The call before it raised OutOfBlocks, yet something has changed. Ask the pool for the new "
+                       "block before you touch anything else.")  # fmt: skip
         label, mine, yours = first_difference(expected, got)
         if isinstance(yours, str) and yours.startswith("returned"):
             return say("Return None, or the pair of blocks (old, new).")
         if mine == "no copy":
-            return say("This block has one owner and no name: write in place. A copy would cost a block and gain nothing.")
+            return say("This block has one owner and no name: write in place. A copy would cost a block and gain "
+                       "nothing.")
         if label == "copy" and yours == "no copy":
             return say("This block may not be written: look at its owners and at its name in the books above.")
         if label == "copy":
-            return say("The pair is (old, new): the contents go from the block that was in the table to the one that is "
-                       "there now.")  # fmt: skip
+            return say("The pair is (old, new): the contents go from the block that was in the table to the one that "
+                       "is there now.")  # fmt: skip
         if label == "owners":
             return say("The new block has one owner. The old one has one fewer than before: this table has left it.")
         if label == op[1]:
@@ -308,8 +310,8 @@ class MakeRoom(Exercise):
     hints = (
         say("Positions start to start + num_tokens - 1 fall into logical blocks start // block_size to "
             "(start + num_tokens - 1) // block_size. Some are in the table already, the others are new."),
-        say("Count first, change later: one block for each that is not in the table yet, and one for each that is and may "
-            "not be written. Compare the sum with pool.get_num_free_blocks() once."),
+        say("Count first, change later: one block for each that is not in the table yet, and one for each that is and "
+            "may not be written. Compare the sum with pool.get_num_free_blocks() once."),
         say("If it fits: barrier(pool, table, index) for those that stand, keeping what is not None; then "
             "table.extend(pool.get_new_blocks(number of new ones))."),
     )  # fmt: skip
@@ -419,25 +421,27 @@ class MakeRoom(Exercise):
         if isinstance(yours, str) and yours.startswith("returned"):
             return say("Return the list of pairs (old, new), empty if nothing is to be copied, or None.")
         if mine == "None":
-            return say("It does not fit: copies and new blocks together are more than the pool has free. Return None, and "
-                       "change nothing.")  # fmt: skip
+            return say("It does not fit: copies and new blocks together are more than the pool has free. Return None, "
+                       "and change nothing.")  # fmt: skip
         if yours == "None":
-            return say("It fits: what is in the table and writable needs no block, and a full block at the end needs no "
-                       "copy.")  # fmt: skip
+            return say("It fits: what is in the table and writable needs no block, and a full block at the end needs "
+                       "no copy.")  # fmt: skip
         if expected.startswith("None"):
             return say("None was right, but the books have changed on the way. Count everything before you change "
                        "anything.")  # fmt: skip
         if mine == "no copy":
             return say("No block that this write touches is shared or published: nothing is to be copied.")
         if label == "copy" and yours.split(" -> ")[0] == mine.split(" -> ")[0]:
-            return say("The pair is (old, new), and the copies take their blocks from the pool before the new blocks do.")
+            return say("The pair is (old, new), and the copies take their blocks from the pool before the new blocks "
+                       "do.")
         if label == "copy" and expected.split("; ", 1)[-1] == got.split("; ", 1)[-1]:
-            return say("The table has a new block now, but you do not say so: return the pair (old, new), or nobody moves "
-                       "the contents.")  # fmt: skip
+            return say("The table has a new block now, but you do not say so: return the pair (old, new), or nobody "
+                       "moves the contents.")  # fmt: skip
         if label == "copy":
             return say("A block that this write touches is shared or published. It must be copied before the write.")
         if label == op[1]:
-            return say("The table must cover all positions up to the last new token, with no block more than that needs.")
+            return say("The table must cover all positions up to the last new token, with no block more than that "
+                       "needs.")
         return explain_books(label)
 
 
@@ -449,11 +453,12 @@ class BeamStep(Exercise):
     ours = {"beam_step": "kvlab.blocks.branches:beam_step"}
     driver = "BeamDriver"
     hints = (
-        say("In whose hands is a block between the moment when the old beams let go of it and the moment when the new ones "
-            "take it? Such a moment must not be."),
-        say("Fork first, for every new beam. Then give every old table back. What lives on never has fewer than one owner."),
-        say("following = [share(pool, tables[parent]) for parent in parents]; then pool.free_blocks(reversed(table)) for "
-            "each old table, the parents' too: their place has been taken by the forks."),
+        say("In whose hands is a block between the moment when the old beams let go of it and the moment when the new "
+            "ones take it? Such a moment must not be."),
+        say("Fork first, for every new beam. Then give every old table back. What lives on never has fewer than one "
+            "owner."),
+        say("following = [share(pool, tables[parent]) for parent in parents]; then pool.free_blocks(reversed(table)) "
+            "for each old table, the parents' too: their place has been taken by the forks."),
     )  # fmt: skip
     examples = (
         Trace((8, 4, 2, 2), (("step", [0, 1]),)),
@@ -513,11 +518,11 @@ class BeamStep(Exercise):
             return say("Return a list with one table, a list of blocks, for each entry of parents.")
         (mine, counts), (yours, found) = expected.split("; ", 1), got.split("; ", 1)
         if "?" in yours:
-            return say("A `?` is a token that is gone: its block had no owner for a moment, and what nobody owns may be "
-                       "written by anybody. Let the new beams take hold before the old ones let go.")  # fmt: skip
+            return say("A `?` is a token that is gone: its block had no owner for a moment, and what nobody owns may "
+                       "be written by anybody. Let the new beams take hold before the old ones let go.")  # fmt: skip
         if mine != yours:
             return say("A beam reads what another one wrote, or has lost its place: beam i goes on from "
-                       "tables[parents[i]], in a list of its own, with an owner of its own in every block.")  # fmt: skip
+                       "tables[parents[i]], in a list of its own, with an owner of its own in every block.")
         held, wanted = int(found.split()[0]), int(counts.split()[0])
         if held > wanted:
             return say("Held: {held} blocks, though the new tables name {wanted}. Somebody has not been given back.",
@@ -535,14 +540,15 @@ class Tree(Exercise):
     driver = "TreeDriver"
     hints = (
         say("How many blocks hold the first num_tokens tokens? It is the same number in both functions."),
-        say("A block that holds some of the tokens and not others stays in the table, shared in part. Who writes into it "
-            "next is the barrier's business."),
+        say("A block that holds some of the tokens and not others stays in the table, shared in part. Who writes into "
+            "it next is the barrier's business."),
         say("keep = cdiv(num_tokens, block_size). fork_at: share of table[:keep]. truncate: pool.free_blocks of "
             "table[keep:] reversed, then del table[keep:]. Not table[-k:]: for k = 0 that is the whole table."),
     )  # fmt: skip
     examples = (
         Trace((3, 4), (("start", "A"), ("write", "A", 4), ("fork_at", "A", "B", 4), ("write", "B", 1))),
-        Trace((4, 4), (("start", "A"), ("write", "A", 6), ("fork_at", "A", "B", 6), ("write", "B", 1), ("write", "A", 1))),
+        Trace((4, 4), (("start", "A"), ("write", "A", 6), ("fork_at", "A", "B", 6), ("write", "B", 1),
+                       ("write", "A", 1))),
         Trace((4, 4), (("start", "A"), ("write", "A", 7), ("fork_at", "A", "B", 2), ("write", "B", 2))),
         Trace((4, 4), (("start", "A"), ("write", "A", 7), ("fork_at", "A", "B", 0), ("write", "B", 1))),
         Trace((4, 4), (("start", "A"), ("write", "A", 4), ("truncate", "A", 4))),
@@ -628,11 +634,11 @@ class Tree(Exercise):
         if isinstance(yours, str) and yours.endswith("returned"):
             return say("fork_at returns the child's table: a list of blocks.")
         if op[0] == "fork_at" and label == op[2] and mine.count(",") == yours.count(","):
-            return say("At a fork nothing is copied and no block is taken, not even a block that is shared in part. The "
-                       "barrier will copy it if somebody writes there.")  # fmt: skip
+            return say("At a fork nothing is copied and no block is taken, not even a block that is shared in part. "
+                       "The barrier will copy it if somebody writes there.")  # fmt: skip
         if isinstance(got, str) and "?" in got:
-            return say("A `?` is a token that the table no longer leads to. A block that holds only some of the tokens that "
-                       "stay must stay too.")  # fmt: skip
+            return say("A `?` is a token that the table no longer leads to. A block that holds only some of the tokens "
+                       "that stay must stay too.")  # fmt: skip
         if op[0] == "truncate" and label == op[1]:
             return say("The table keeps every block that holds at least one of the first {n} tokens, and no other.",
                        n=op[2])  # fmt: skip
@@ -640,7 +646,8 @@ class Tree(Exercise):
             return say("The branch shares every block that holds at least one of the first {n} tokens, and no other.",
                        n=op[3])  # fmt: skip
         if label == "free" and op[0] == "truncate":
-            return say("What is cut off goes back to the pool, the last block first, so that a beginning is reused last.")
+            return say("What is cut off goes back to the pool, the last block first, so that a beginning is reused "
+                       "last.")
         return explain_books(label)
 
 
@@ -683,13 +690,16 @@ class Gain(Exercise):
         return f"a pool of {init[0]} blocks"
 
     def describe(self, op):
-        return f"blocks_freed_by(tables {', '.join(op[1:]) or 'of nobody'})" if op[0] == "freed_by" else super().describe(op)
+        if op[0] == "freed_by":
+            return f"blocks_freed_by(tables {', '.join(op[1:]) or 'of nobody'})"
+        return super().describe(op)
 
     def explain(self, op, expected, got):
         if op[0] == "books":
             return say("Asking must not change the books.")
         if isinstance(got, int) and got > expected:
-            return say("Too many: a block that somebody else holds too, or one that you have counted twice, brings nothing.")
+            return say("Too many: a block that somebody else holds too, or one that you have counted twice, brings "
+                       "nothing.")
         return say("Too few: a block whose owners all go comes back, also when several of them share it.")
 
 
@@ -726,8 +736,8 @@ class CopyBatches(Exercise):
     defines = ("copy_batches",)
     ours = {"copy_batches": "kvlab.blocks.branches:copy_batches"}
     hints = (
-        say("Remember which blocks the running batch writes. What would go wrong if the next copy read one of them, or wrote "
-            "one of them again?"),
+        say("Remember which blocks the running batch writes. What would go wrong if the next copy read one of them, or "
+            "wrote one of them again?"),
         say("Reading a block that an earlier copy of the batch also reads is harmless. So is writing a block that an "
             "earlier copy reads: all sources are read first."),
     )  # fmt: skip
@@ -768,8 +778,8 @@ class CopyBatches(Exercise):
         return {
             "form": say("Return a list of batches, each a list of (source, target)."),
             "order": say("Every copy must be in exactly one batch, and the order must stay."),
-            "hazard": say("In one batch a copy reads or writes a block that the same batch writes: at once and one after the "
-                          "other would differ."),
-            "long": say("These are more batches than needed: cut only where two copies of a batch would get in each other's "
-                        "way."),
+            "hazard": say("In one batch a copy reads or writes a block that the same batch writes: at once and one "
+                          "after the other would differ."),
+            "long": say("These are more batches than needed: cut only where two copies of a batch would get in each "
+                        "other's way."),
         }.get(expected.problem(got))  # fmt: skip

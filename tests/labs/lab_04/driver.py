@@ -104,7 +104,7 @@ class BarrierDriver(World):
 def told_copy(pair):
     if pair is None:
         return "no copy"
-    if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(block, KVCacheBlock) for block in pair):
+    if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(block, KVCacheBlock) for block in pair):
         return f"copy {pair[0].block_id} -> {pair[1].block_id}"
     return f"returned {pair!r}"
 
@@ -175,10 +175,8 @@ class Memory(BlockPool):
         return len(copies)
 
     def read(self, table, num_tokens, block_size):
-        return "".join(
-            (self.rows[table[p // block_size].block_id] + ["?"] * block_size)[p % block_size] if p // block_size < len(table)
-            else "?" for p in range(num_tokens)
-        )  # fmt: skip
+        rows = [(self.rows[block.block_id] + ["?"] * block_size)[:block_size] for block in table]
+        return "".join("".join(row) for row in rows)[:num_tokens].ljust(num_tokens, "?")
 
 
 class BeamDriver:

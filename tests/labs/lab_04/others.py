@@ -243,8 +243,8 @@ WRONG = {
                                               "    return pool.get_new_blocks(len(blocks))"),
         "shares all but the last block": _changed(_FORK, "touch(blocks)\n    return list(blocks)",
                                                   "touch(blocks[:-1])\n    return list(blocks[:-1])"),
-        "copies the books, not the contents": _FORK.replace("    return list(blocks)",
-                                                            "    import copy\n    return [copy.copy(b) for b in blocks]"),
+        "copies the books, not the contents": _FORK.replace(
+            "    return list(blocks)", "    import copy\n    return [copy.copy(b) for b in blocks]"),
         "sets the count to two": _changed(_FORK, "    pool.touch(blocks)\n",
                                           "    for block in blocks:\n        block.ref_cnt = 2\n"),
     },
@@ -270,7 +270,8 @@ def ensure_writable(pool, table, index):
         old.block_hash = None
     if old.ref_cnt == 1 and'''),
         "adds the copy at the end": _changed(_BARRIER, "table[index] = new", "table.append(new)"),
-        "says None when the pool is empty": _changed(_BARRIER, "    new = pool", '''    if not pool.get_num_free_blocks():
+        "says None when the pool is empty": _changed(
+            _BARRIER, "    new = pool", '''    if not pool.get_num_free_blocks():
         return None
     new = pool'''),
     },
@@ -302,7 +303,8 @@ def make_room(pool, table, start, num_tokens, block_size):
                                                           "num_new = -(-num_tokens // block_size)"),
         "raises instead of None": _changed(_ROOM, "        return None\n", "        raise OutOfBlocks('none')\n"),
         "forgets what it copied": _changed(_ROOM, "    return copies", "    return []"),
-        "the old way: only ref_cnt": _changed(_ROOM, "if not table[index].is_writable:", "if table[index].ref_cnt > 1:"),
+        "the old way: only ref_cnt": _changed(_ROOM, "if not table[index].is_writable:",
+                                              "if table[index].ref_cnt > 1:"),
     },
     "beam_step": {
         "gives back first": '''
@@ -331,7 +333,8 @@ def beam_step(pool, tables, parents):
         "the dead are never given back": _changed(_BEAM, '''    for table in tables:
         pool.free_blocks(table[::-1])
 ''', ""),
-        "only the dead are given back": _changed(_BEAM, "    for table in tables:\n", '''    for i, table in enumerate(tables):
+        "only the dead are given back": _changed(
+            _BEAM, "    for table in tables:\n", '''    for i, table in enumerate(tables):
         if i in parents:
             continue
 '''),
@@ -364,7 +367,8 @@ def beam_step(pool, tables, parents):
         "counts owners it does not keep": _changed(_TREE, "return share(pool, table[:keep])",
                                                    "pool.touch(table)\n    return table[:keep]"),
         "nobody counts the branch": _changed(_TREE, "return share(pool, table[:keep])", "return table[:keep]"),
-        "cuts with a negative index": _changed(_TREE, "    gone = table[keep:]\n    del table[keep:]\n", '''    extra = len(table) - keep
+        "cuts with a negative index": _changed(
+            _TREE, "    gone = table[keep:]\n    del table[keep:]\n", '''    extra = len(table) - keep
     gone = table[-extra:]
     del table[-extra:]
 '''),
@@ -381,18 +385,20 @@ def truncate(pool, table, num_tokens, block_size):
 ''',
         "another list, not this one": _changed(_TREE, "    gone = table[keep:]\n    del table[keep:]\n",
                                                "    gone = table[keep:]\n    table = table[:keep]\n"),
-        "takes the name off the cut block": _changed(_TREE, "    gone = table[keep:]\n", '''    if keep and num_tokens % block_size and table[keep - 1].block_hash:
+        "takes the name off the cut block": _changed(_TREE, "    gone = table[keep:]\n", '''
+    if keep and num_tokens % block_size and table[keep - 1].block_hash:
         pool.prefix_index.remove(table[keep - 1])
     gone = table[keep:]
 '''),
-        "copies the cut block at once": _changed(_TREE, "    return share(pool, table[:keep])", '''    child = share(pool, table[:keep])
+        "copies the cut block at once": _changed(
+            _TREE, "    return share(pool, table[:keep])", '''    child = share(pool, table[:keep])
     if num_tokens % block_size:
         barrier(pool, child, keep - 1)
     return child'''),
     },
     "blocks_freed_by": {
         "all blocks": "def blocks_freed_by(tables):\n    return sum(len(table) for table in tables)\n",
-        "all different blocks": "def blocks_freed_by(tables):\n    return len({b for table in tables for b in table})\n",
+        "all different blocks": "def blocks_freed_by(tables):\n    return len(set().union(*tables))\n",
         "only blocks with one owner": _changed(_GAIN, "block.ref_cnt == held[block]", "block.ref_cnt == 1"),
         "counts a block once a table": '''
 def blocks_freed_by(tables):
