@@ -42,7 +42,7 @@ class Books:
     def books(self):
         owners = sorted(self.owners().items())
         parts = [self.told(name) for name in sorted(self.tables)]
-        parts.append("owners " + " ".join(f"{block}:{count}" for block, count in owners))
+        parts.append("owners " + (" ".join(f"{block}:{count}" for block, count in owners) or "none"))
         if self.named:
             parts.append("named " + " ".join(map(str, sorted(self.named))))
         return "; ".join([*parts, "free " + (" ".join(map(str, self.queue)) or "none")])
@@ -464,6 +464,8 @@ class BeamStep(Exercise):
         Trace((8, 4, 2, 2), (("step", [0, 1]),)),
         Trace((8, 4, 2, 2), (("step", [0, 1]), ("step", [0, 0]))),
         Trace((8, 4, 2, 2), (("step", [0, 1]), ("step", [1, 1]), ("step", [1, 0]))),
+        Trace((8, 4, 2, 1), (("step", [0, 0]), ("step", [1, 0, 1]), ("step", [2])),
+              why=say("There may be more beams than before, or fewer: parents has one entry for each next beam.")),
         Trace((9, 2, 2, 3), (("step", [0, 1, 2]), ("step", [2, 2, 0]), ("step", [1, 0, 1]), ("step", [0, 0, 0]))),
         Trace((6, 2, 4, 2), (("step", [0, 1]), ("step", [0, 1]), ("step", [1, 1]), ("step", [0, 1]), ("step", [0, 0])),
               why=say("Beams that are not given back, or given back too little, hold blocks for ever.")),
@@ -501,7 +503,8 @@ class BeamStep(Exercise):
             width = len(self.texts)
             return [("step", [0] * width), ("step", list(range(width))), ("step", list(range(width))[::-1]),
                     ("step", [width - 1] * width), ("step", [0] + list(range(width - 1))),
-                    ("step", list(range(1, width)) + [width - 1])]  # fmt: skip
+                    ("step", list(range(1, width)) + [width - 1]), ("step", [0] * min(6, width + 1)),
+                    ("step", [width - 1])]  # fmt: skip
 
     def traces(self):
         init = st.tuples(st.just(64), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))

@@ -53,7 +53,8 @@ class World:
 
     def books(self):
         parts = [self.told(name) for name in sorted(self.tables)]
-        parts.append("owners " + " ".join(f"{b.block_id}:{b.ref_cnt}" for b in self.pool.blocks[1:] if b.ref_cnt))
+        owned = [f"{block.block_id}:{block.ref_cnt}" for block in self.pool.blocks[1:] if block.ref_cnt]
+        parts.append("owners " + (" ".join(owned) or "none"))
         if named := [str(b.block_id) for b in self.pool.blocks if b.block_hash is not None]:
             parts.append("named " + " ".join(named))
         free = [str(block.block_id) for block in self.pool.free_block_queue.get_all_free_blocks()]

@@ -355,6 +355,9 @@ def beam_step(pool, tables, parents):
             pool.free_blocks(reversed(table))
     return [list(tables[parent]) for parent in parents]
 ''',
+        "as many beams as before": _changed(
+            _BEAM, "    for parent in parents:\n        following.append(share(pool, tables[parent]))",
+            "    for i in range(len(tables)):\n        following.append(share(pool, tables[parents[i]]))"),
         "everybody goes on from the best": _changed(_BEAM, "tables[parent]", "tables[parents[0]]"),
     },
     "branch_and_return": {

@@ -1,0 +1,58 @@
+"""Block tables drawn: as many boxes as blocks, and sliders that redraw."""
+
+import pytest
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+pyplot = pytest.importorskip("matplotlib.pyplot")
+
+from kvlab.lab.draw_tables import draw_tables, sliders  # noqa: E402
+
+
+def boxes(tables):
+    figure, ax = pyplot.subplots()
+    draw_tables(ax, tables, {name: [] for name in tables}, 4)
+    pyplot.close(figure)
+    return len(ax.patches), [text.get_text() for text in ax.texts]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"A": [1, 2, 3]},
+        {"A": [1, 2, 3], "B": [1, 2, 3]},
+        {"A": [1, 2, 4], "B": [1, 2, 3], "C": [1, 2, 4]},  # sharers are brought next to each other
+        {"A": [1], "B": [1, 5], "C": [1], "D": [2, 6]},
+        {"A": [], "B": [7]},
+    ],
+)
+def test_as_many_boxes_as_blocks(tables):
+    num_boxes, texts = boxes(tables)
+    assert num_boxes == len({block for table in tables.values() for block in table})
+    assert set(tables) <= set(texts)
+
+
+def test_a_shared_box_says_how_many_share_it():
+    assert "block 1  ×3" in boxes({"A": [1, 2], "B": [1], "C": [1, 3]})[1]
+
+
+def test_a_slider_redraws_and_a_saved_page_has_a_picture(monkeypatch):
+    widgets = pytest.importorskip("ipywidgets")
+    shown, drawn, made = [], [], []
+
+    class Slider(widgets.IntSlider):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(widgets, "IntSlider", Slider)
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+
+    def draw(step):
+        drawn.append(step)
+        return pyplot.figure()
+
+    sliders(draw, step=(0, 5, 2))
+    made[0].value = 4
+    assert drawn == [2, 4]
+    assert shown[0]["text/html"].startswith("<img")
