@@ -140,15 +140,14 @@ check("sharing_cost")
 # %% [markdown]
 # ## The model, in three rules
 #
-# Everything in this lab follows from three rules. Write $T$ for the set of tables and $\mathrm{ref}(b)$ for the
-# reference count (引用计数) of block $b$, its `ref_cnt`.
+# Everything in this lab follows from three rules. They speak of a block's reference count (引用计数), `ref_cnt`.
 #
-# 1. **Counts are true.** $\mathrm{ref}(b)$ is the number of tables in $T$ that name $b$. A block is in the free queue
-#    exactly when $\mathrm{ref}(b) = 0$.
-# 2. **Who may be written.** $b$ may be written exactly when $\mathrm{ref}(b) = 1$ and $b$ has no published name
+# 1. **Counts are true.** `ref_cnt` of a block is the number of tables that name it. A block is in the free queue
+#    exactly when its `ref_cnt` is 0.
+# 2. **Who may be written.** A block may be written exactly when its `ref_cnt` is 1 and it has no published name
 #    (`block_hash is None`).
-# 3. **The barrier.** Before a token is written at position $p$ of table $t$, the block $t[\lfloor p / B \rfloor]$ is
-#    made one that may be written. $B$ is the block size.
+# 3. **The barrier (写屏障).** Before a token is written at position p of a table, the block `table[p // block_size]` is
+#    made one that may be written.
 #
 # The second half of rule 2 is easy to forget. A published block (lab 05 makes them) can be found by its name. A prompt
 # that arrives next minute may point its table at it. So even a single owner must leave it as it is.
@@ -177,6 +176,13 @@ assert cost(10, 0, 4, 4) == (sum(owners.values()), len(owners), 0)
 #
 # And `pool.get_num_free_blocks()` says how many there are. A table is a plain list of blocks, each with `block_id`,
 # `ref_cnt` and `block_hash`.
+#
+# When a check fails, it shows the books after each step, like this:
+#
+#     A = [1, 2]; B = [1, 3]; owners 1:2 2:1 3:1; named 2; free 4 5
+#
+# Table A names blocks 1 and 2. Block 1 has two owners. Block 2 is published. Blocks 4 and 5 are in the free queue, and
+# 4 is handed out next.
 
 # %% ex="fork"
 def fork(pool, blocks):
@@ -196,13 +202,6 @@ def fork(pool, blocks):
 check("fork")
 
 # %% [markdown]
-# When a check fails, it shows the books after each step, like this:
-#
-#     A = [1, 2]; B = [1, 3]; owners 1:2 2:1 3:1; named 2; free 4 5
-#
-# Table A names blocks 1 and 2. Block 1 has two owners. Block 2 is published. Blocks 4 and 5 are in the free queue, and
-# 4 is handed out next.
-#
 # ## What a fork costs
 #
 # Counts go up, and a list of numbers is copied: that is all that happens at a fork. How large is that list? The prompt
@@ -474,8 +473,8 @@ plt.show()
 
 # %% [markdown]
 # **What to look at.** Where each line crosses 55%. Two samples never do: even if they shared everything, one of two
-# copies is all that can be saved. Four samples need a prompt of a few hundred tokens. Sharing saves most where prompts
-# are long and answers short. With a prompt of 10 tokens it saves next to nothing.
+# copies is all that can be saved. Four samples need a prompt of some 600 tokens. Sharing saves most where prompts are
+# long and answers short. With a prompt of 10 tokens it saves next to nothing.
 #
 # ## Build 4: a step of beam search (束搜索)
 #
@@ -777,6 +776,11 @@ claim("L33 2.4", "a branch costs some tens of bytes of table", f"{table_bytes} b
 claim("L33 2.4", "the writer copies the one block it changes", f"4 writers: {copies[1000]} copies for 1000 tokens, "
       f"{copies[992]} for 992", "holds if the last block is part full, for all writers but the last"
       if (copies[1000], copies[992]) == (3, 0) else "contradicted")
+named = pool.get_new_blocks(1)
+named[0].block_hash = "a name"
+by_name = barrier(pool, named, 0) is not None
+claim("L33 2.4", "a write copies when ref_cnt > 1", f"a published block with ref_cnt 1: {int(by_name)} copy",
+      "holds without a prefix cache; with one, a published block is copied too" if by_name else "holds")
 private, shared, _ = cost(1000, 0, 4, 16)
 claim("L33 2.4", "copying the prompt 4 times wastes 4 times the memory", f"{private} blocks for {shared}: "
       f"{private // shared} times held, {private // shared - 1} of them wasted",
