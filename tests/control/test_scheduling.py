@@ -8,6 +8,7 @@ from driving import engine, request, run, want
 from kvlab.contiguous import ContiguousKVCacheManager
 from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Policies, Request, RequestQueue, RequestStatus
+from kvlab.schedule.policies import Room, may_resume
 from kvlab.sim import SlotEchoRunner
 
 
@@ -227,14 +228,14 @@ def test_the_budget_of_a_victim_goes_to_those_who_come_after():
 def test_after_a_preemption_the_rest_is_planned_with_what_is_left():
     """a has its chunk when b takes c's block: a is not planned again, and b and d share the 3 tokens that are left."""
     victims = lambda running, needy, gain: next((r for r in running if r.request_id == "c"), needy)  # noqa: E731
-    core = engine(block_size=2, usable=11, enable_prefix_caching=False, max_num_batched_tokens=6,
+    core = engine(block_size=2, usable=9, enable_prefix_caching=False, max_num_batched_tokens=6,
                   long_prefill_token_threshold=3,
                   policies=Policies(may_resume=lambda *args: True, choose_victim=victims))  # fmt: skip
-    for name, prompt in (("a", 16), ("b", 1), ("c", 1), ("d", 8)):
+    for name, prompt in (("a", 12), ("b", 1), ("c", 2), ("d", 8)):
         core.add_request(request(name, prompt, max_tokens=6))
-    outputs = [step(core)[0] for _ in range(4)]
-    assert [output.preempted for output in outputs] == [[], [], [], ["c"]]
-    assert scheduled(outputs[3]) == {"a": 3, "b": 1, "d": 2}
+    outputs = [step(core)[0] for _ in range(3)]
+    assert [output.preempted for output in outputs] == [[], [], ["c"]]
+    assert scheduled(outputs[2]) == {"a": 3, "b": 1, "d": 2}
 
 
 def test_nobody_enters_in_a_step_with_a_preemption_not_even_at_the_head_of_the_queue():
@@ -315,6 +316,35 @@ def test_admission_does_not_thrash():
     assert most <= 2 and stats.num_preemptions_recompute <= 6
     assert most_reckless >= 3 * max(1, most)
     assert reckless.num_recomputed_tokens > 2 * stats.num_recomputed_tokens
+
+
+@pytest.mark.parametrize("usable, running", [(8, ["a"]), (9, ["a", "b"])])
+def test_room_is_what_is_free_less_what_others_were_promised(usable, running):
+    """a has 1 of its 5 blocks. b needs 3, and 1 is spare for a's growth: with the 4 promised to a that makes 8."""
+    core = engine(usable=usable, enable_prefix_caching=False, max_num_batched_tokens=8, long_prefill_token_threshold=4)
+    core.add_request(request("a", [1] * 20))
+    core.add_request(request("b", [2] * 12))
+    step(core)
+    assert [r.request_id for r in core.scheduler.running] == running
+
+
+def test_each_preemption_asks_for_more_room_to_come_back():
+    req = request("a", 4)
+    for req.num_preemptions in range(4):
+        needed = 3 + 2 * (1 + req.num_preemptions)  # and one block for each of two that grow, as often as thrown out
+        assert may_resume(req, Room(3, needed, 0, 2)) and not may_resume(req, Room(3, needed - 1, 0, 2))
+
+
+def test_stop_conditions_hold_after_a_preemption():
+    params = SamplingParams(temperature=0, max_tokens=12, min_tokens=6, stop_token_ids=range(0, 97, 4))
+    core = engine(usable=5, policies=Policies(may_resume=lambda *args: True))
+    requests = [Request(str(i), [i] * 4, params) for i in range(6)]
+    for req in requests:
+        core.add_request(req)
+    got = run(core)
+    assert got == {req.request_id: want(req) for req in requests}
+    ended = [req.finish_reason for req in requests if req.num_preemptions]
+    assert "stop" in ended and all(6 <= len(tokens) for tokens in got.values())
 
 
 # ---- the ends

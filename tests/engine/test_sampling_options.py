@@ -131,6 +131,18 @@ def test_penalties_logprobs_and_draws_survive_preemption_batching_and_forks(fold
             assert [set(entry) for entry in a.logprobs] == [set(entry) for entry in b.logprobs]
 
 
+def test_min_tokens_hold_after_a_preemption(folder, roomy):
+    """Three quarters of the vocabulary would end it: at 12 outputs it does soon, and never before."""
+    params = [SamplingParams(seed=i, max_tokens=30, min_tokens=12, stop_token_ids=range(160)) for i in range(5)]
+    prompts = [[i, *PROMPT] for i in range(5)]
+    expected = [roomy.generate([p], q)[0].outputs[0].token_ids for p, q in zip(prompts, params, strict=True)]
+    tight = LLM(folder, dtype="float64", block_size=4, num_gpu_blocks_override=16, max_num_seqs=4,
+                policies=Policies(may_resume=lambda *_: True))  # fmt: skip
+    got = [output.outputs[0].token_ids for output in tight.generate(prompts, params)]
+    assert tight.stats()["num_preemptions_recompute"] > 0
+    assert got == expected and all(12 <= len(tokens) < 30 for tokens in got)
+
+
 def test_best_of_returns_the_likeliest_of_the_same_draws(roomy):
     params = dict(temperature=1.0, seed=3, max_tokens=10, ignore_eos=True)
     everyone = roomy.generate([PROMPT], SamplingParams(n=5, logprobs=0, **params))[0].outputs
