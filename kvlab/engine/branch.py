@@ -96,9 +96,11 @@ class Branch:
         if self.num_computed_tokens == self.num_tokens or not self._book.manager.can_share:
             return
         num_tokens = self.num_tokens
-        output = self.generate(ONE_TOKEN)  # a token is sampled, and forgotten: it has no K/V yet
-        with interrupts_wait():
-            self._book.truncate(self._held, num_tokens)
+        try:
+            output = self.generate(ONE_TOKEN)  # a token is sampled, and forgotten: it has no K/V yet
+        finally:
+            if self.num_tokens > num_tokens and not self.is_generating:
+                self._book.truncate(self._held, num_tokens)
         if output.error:
             raise RuntimeError(f"branch {self._held.request_id!r} could not be computed: {output.error}")
 

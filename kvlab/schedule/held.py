@@ -111,6 +111,7 @@ class HeldBook(RequestBook):
         self._between_steps()
         ended = self.finish_sequences([held.request], RequestStatus.FINISHED_ABORTED) if held.request else []
         self.manager.free(held)
+        held.num_computed_tokens = 0
         del self.held[held.request_id]
         return ended
 
