@@ -32,6 +32,7 @@ _HOME = {
     "SchedulerOutput": "kvlab.schedule",
     "EngineCore": "kvlab.engine",
     "LLM": "kvlab.engine",
+    "Branch": "kvlab.engine",
     "RequestOutput": "kvlab.engine",
     "BeamSearchOutput": "kvlab.engine",
     "CompletionOutput": "kvlab.engine",

@@ -64,8 +64,12 @@ class ContiguousKVCacheManager(KVCacheManager):
         self.req_to_blocks[request.request_id] = BlockTable(blocks)
         return blocks
 
-    def fork(self, parent, child) -> bool:
+    def fork(self, parent, child, num_tokens: int | None = None) -> bool:
         """Consecutive blocks cannot be shared: the child must compute its own. Always False."""
+        return False
+
+    def hand_over(self, giver, taker, num_tokens: int) -> bool:
+        """A reservation for the longest sequence is not held for somebody who does not run. Always False."""
         return False
 
     def swap_out(self, request) -> bool:

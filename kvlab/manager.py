@@ -3,7 +3,7 @@
     admit, resume   get_computed_blocks -> allocate_slots        hits are shared, the rest is new or copied back
     each step       allocate_slots                               grows the table; copies a block before a write (CoW)
     after a step    cache_blocks                                 full blocks become findable, never earlier
-    branch          fork                                         the child shares every block
+    branch          fork, hand_over                              the child shares blocks; another name for their owner
     pressure        swap_out, or free                            then allocate_slots resumes
     end             free                                         the one way out: finish, abort, recompute
 
@@ -78,6 +78,11 @@ class KVCacheManager:
         held = Counter(block for r in requests for block in self.req_to_blocks.get(r.request_id, ()))
         return sum(block.ref_cnt == count for block, count in held.items())
 
+    def next_block(self, request) -> KVCacheBlock | None:
+        """The block that the next token of `request` falls into; None if it has none yet."""
+        table, index = self.req_to_blocks.get(request.request_id, NO_BLOCKS), request.num_computed_tokens
+        return table[index // self.block_size] if index < len(table) * self.block_size else None
+
     def get_computed_blocks(self, request) -> tuple[list[KVCacheBlock], int]:
         """The published blocks that hold the request's beginning, and how many tokens that is.
 
@@ -90,7 +95,11 @@ class KVCacheManager:
         return blocks, len(blocks) * self.block_size
 
     def num_blocks_to_start(self, request, num_tokens: int, hits: Sequence[KVCacheBlock]) -> int:
-        """Free blocks that a request without a table needs to hold `num_tokens` tokens, given its `hits`."""
+        """Free blocks that a request needs to hold `num_tokens` tokens, given its hits or its table."""
+        table = self.req_to_blocks.get(request.request_id)
+        if table is not None:  # it goes on with what a branch has held for it
+            tail = self.next_block(request)
+            return max(0, cdiv(num_tokens, self.block_size) - len(table)) + (tail is not None and not tail.is_writable)
         shared, _ = self._reusable(request, hits)
         return cdiv(num_tokens, self.block_size) - sum(block is not None and block.ref_cnt > 0 for block in shared)
 
@@ -191,25 +200,48 @@ class KVCacheManager:
             cursor = self.block_pool.cache_full_blocks(request, blocks, num_full, cursor)
             self._published[request.request_id] = (num_full, cursor)
 
-    def fork(self, parent, child) -> bool:
+    def fork(self, parent, child, num_tokens: int | None = None) -> bool:
         """Let `child` share every computed block of `parent`, also a last one that is not full; no K/V moves.
 
-        Both may go on: whoever writes first into a shared block copies it (L33 2.4). Sets
-        child.num_computed_tokens. True if it was done (a manager that cannot share says False, and the child
-        computes its own). ValueError if the parent has no table or the child has one. Only between steps: what
-        a step has been promised to copy or write is not known to a child that comes in its midst.
+        num_tokens: share the first so many tokens at most; the cut may lie amid a block. Both may go on: whoever
+        writes first into a shared block copies it (L33 2.4). Sets child.num_computed_tokens. True if it was done
+        (a manager that cannot share says False, and the child computes its own). ValueError if the parent has no
+        table or the child has one. Only between steps: what a step has been promised to copy or write is not known
+        to a child that comes in its midst.
         """
         if parent.request_id not in self.req_to_blocks:
             raise ValueError(f"request {parent.request_id!r} holds no blocks, so nothing can be forked from it")
         if child.request_id in self.req_to_blocks or child.request_id in self.swap_space.tables:
             raise ValueError(f"request {child.request_id!r} already holds blocks; fork into a new request")
-        blocks = self.req_to_blocks[parent.request_id][: cdiv(parent.num_computed_tokens, self.block_size)]
+        computed = parent.num_computed_tokens
+        computed = computed if num_tokens is None else min(computed, num_tokens)
+        blocks = self.req_to_blocks[parent.request_id][: cdiv(computed, self.block_size)]
         self.req_to_blocks[child.request_id] = BlockTable(self._fork(self.block_pool, blocks))
-        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_computed_tokens = computed
         if parent.request_id in self._published:
-            self._published[child.request_id] = self._published[parent.request_id]
+            self._keep_published(child, self._published[parent.request_id], computed)
         if self.recorder is not None:
             self.recorder.emit("fork", child.request_id, [b.block_id for b in blocks])
+        return True
+
+    def _keep_published(self, request, published: tuple[int, object], num_computed_tokens: int) -> None:
+        """`request` goes on where another has published to, unless it has been cut off before: then it starts anew."""
+        if published[0] * self.block_size <= num_computed_tokens:
+            self._published[request.request_id] = published
+
+    def hand_over(self, giver, taker, num_tokens: int) -> bool:
+        """The K/V of the first `num_tokens` computed tokens of `giver` becomes that of `taker`; nothing is copied.
+
+        What `giver` holds besides is given back. Sets taker.num_computed_tokens. False, and nothing changed, from a
+        manager that ties its blocks to one request. The taker must hold nothing (or be the giver, who is cut off).
+        Never between a step's planning and its copies, as for `fork`.
+        """
+        table = self.req_to_blocks.pop(giver.request_id)
+        self.req_to_blocks[taker.request_id] = table
+        self._give_back(reversed(table.cut(cdiv(num_tokens, self.block_size))))
+        if giver.request_id in self._published:
+            self._keep_published(taker, self._published.pop(giver.request_id), num_tokens)
+        taker.num_computed_tokens = num_tokens
         return True
 
     def swap_out(self, request) -> bool:

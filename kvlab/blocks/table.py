@@ -42,6 +42,14 @@ class BlockTable(list):
         self[index] = block
         return old
 
+    def cut(self, length: int) -> list[KVCacheBlock]:
+        """Keep the first `length` blocks; return the others."""
+        rest = self[length:]
+        if rest:
+            del self[length:]
+            self._renew()
+        return rest
+
     @property
     def block_ids(self) -> list[int]:
         return [block.block_id for block in self]

@@ -11,6 +11,7 @@ _HOME = {
     "EngineCore": "kvlab.engine.core",
     "LLM": "kvlab.engine.llm",
     "ModelRunner": "kvlab.engine.runner",
+    "Branch": "kvlab.engine.branch",
     "BeamSearchOutput": "kvlab.engine.beam",
     "CompletionOutput": "kvlab.engine.outputs",
     "RequestOutput": "kvlab.engine.outputs",

@@ -41,6 +41,13 @@ class EngineCore:
 
     def step(self) -> list[EngineCoreOutput]:
         """One step; what it brought. RuntimeError if requests wait and yet nothing could be done."""
+        self.scheduler.in_step = True  # whoever is called from its midst may not fork or free a branch
+        try:
+            return self._step()
+        finally:
+            self.scheduler.in_step = False
+
+    def _step(self) -> list[EngineCoreOutput]:
         output = self.scheduler.schedule()
         if not output.scheduled and not output.preempted and self.has_unfinished_requests():
             raise RuntimeError(

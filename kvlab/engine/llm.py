@@ -4,6 +4,7 @@
     llm.generate(["What is a KV cache?"], SamplingParams(max_tokens=40))[0].outputs[0].text
     llm.chat([{"role": "user", "content": "What is a block table?"}])
     for delta in llm.stream("..."): print(delta.text, end="")
+    llm.branch("...").fork()                                 # held between calls: kvlab.engine.branch
 
 All prompts of a call run together: what they share is computed once, and each leaves the batch as it finishes.
 """
@@ -19,20 +20,21 @@ import torch
 
 from kvlab.config import EngineConfig
 from kvlab.engine.beam import BeamSearchOutput, beam_output
+from kvlab.engine.branch import Branch
 from kvlab.engine.core import EngineCore
 from kvlab.engine.interrupts import interrupts_wait
 from kvlab.engine.memory import check_max_model_len, choose_device, plan_blocks
 from kvlab.engine.output_processor import OutputProcessor
 from kvlab.engine.outputs import RequestOutput, StreamDelta
+from kvlab.engine.prompts import Prompt, as_list, bare, is_conversation
 from kvlab.engine.runner import ModelRunner
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.loader import load_model, resolve_model
 from kvlab.sampling_params import BeamSearchParams, SamplingParams
-from kvlab.schedule import Policies, Request, Scheduler, beam_request
+from kvlab.schedule import EngineCoreOutput, Policies, Request, Scheduler, beam_request
 
-Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 GREEDY = SamplingParams(temperature=0, max_tokens=128)
 
@@ -89,7 +91,8 @@ class LLM:
                  priority: int | Sequence[int] = 0, cache_salt: str | None = None) -> list[RequestOutput]:  # fmt: skip
         """Continue every prompt; outputs in the order of the prompts.
 
-        A prompt is text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}.
+        A prompt is text, token ids, vLLM's {"prompt": text} or {"prompt_token_ids": ids}, or a held Branch, whose
+        tokens the output becomes.
 
         sampling_params: one for all or one each; None is greedy, up to 128 tokens.
         priority: one for all or one each; smaller goes first, and may preempt strictly larger ones.
@@ -138,7 +141,7 @@ class LLM:
         try:
             for i, prompt in enumerate(prompts):
                 where = f"prompt {i}: " if len(prompts) > 1 else ""
-                token_ids = self._token_ids(prompt, where)
+                token_ids = self.token_ids_of(prompt, where)
                 request = beam_request(str(next(self._ids)), token_ids, params, eos_token_ids=eos)
                 with interrupts_wait():
                     self._start(request, where)
@@ -168,12 +171,32 @@ class LLM:
         """Yield what each step adds, as it comes. `prompt` may be a conversation. Leaving the loop aborts the rest."""
         if sampling_params is not None and sampling_params.num_sequences > sampling_params.n:
             raise ValueError(f"best_of is {sampling_params.best_of}: which are best is known at the end; use generate")
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
-            prompt = self.tokenizer.apply_chat_template(prompt)
+        prompt = self._templated(prompt)
         request = self._add(prompt, sampling_params or GREEDY, "", priority, cache_salt)
         deltas = self._deltas(request.request_id)
         next(deltas)  # started, so that it cleans up behind itself even if nobody ever reads it
         return deltas
+
+    def branch(self, prompt: Prompt | Sequence[dict], *, cache_salt: str | None = None) -> Branch:
+        """Hold `prompt` (also a conversation) between calls, and compute its K/V now, so that forks share it.
+
+        ValueError, and nothing held, if it could never be served; RuntimeError if the model fails at it.
+        """
+        prompt = bare(self._templated(prompt))
+        held = self.engine.scheduler.hold(self.next_branch_id(), self.token_ids_of(prompt), cache_salt)
+        branch = Branch(self, held)
+        try:
+            branch.compute()
+        except BaseException:
+            branch.free()
+            raise
+        return branch
+
+    def next_branch_id(self) -> str:
+        return f"branch-{next(self._ids)}"
+
+    def _templated(self, prompt: Prompt | Sequence[dict]) -> Prompt:
+        return self.tokenizer.apply_chat_template(prompt) if is_conversation(prompt) else prompt
 
     def _deltas(self, request_id: str) -> Iterator[StreamDelta]:
         try:
@@ -196,8 +219,12 @@ class LLM:
 
     def _step(self) -> None:
         with interrupts_wait():
-            for delta in self.processor.process(self.engine.step()):
-                self._inboxes[delta.request_id].append(delta)
+            self.deliver(self.engine.step())
+
+    def deliver(self, outputs: list[EngineCoreOutput]) -> None:
+        """Put what the engine has brought where those who asked for it will look."""
+        for delta in self.processor.process(outputs):
+            self._inboxes[delta.request_id].append(delta)
 
     def _forget(self, request_id: str) -> None:
         """End what is unfinished of a request, and throw its inbox away."""
@@ -213,21 +240,27 @@ class LLM:
             raise ValueError(f"{where}sampling_params is {params!r}: give a SamplingParams")
         if params.stop and not self.tokenizer.exists:
             raise ValueError(f"{where}stop strings need a tokenizer, and this model has none: use stop_token_ids")
-        token_ids = self._token_ids(prompt, where)
+        if isinstance(prompt, Branch):
+            token_ids, held = prompt.token_ids, prompt.held_in(self, where, cache_salt)
+            cache_salt = held.cache_salt
+        else:
+            token_ids, held = self.token_ids_of(prompt, where), None
         self._check_tokens(params.stop_token_ids, where, "stop_token_ids")
         self._check_tokens(params.logit_bias or (), where, "logit_bias")
         request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids,
                           priority=priority, cache_salt=cache_salt)  # fmt: skip
+        request.held = held
         with interrupts_wait():
             self._start(request, where)
             self._inboxes[request.request_id] = deque()
             self.processor.register(request, prompt if isinstance(prompt, str) else None)
         return request
 
-    def _token_ids(self, prompt: Prompt, where: str) -> list[int]:
+    def token_ids_of(self, prompt: Prompt, where: str = "", add_special_tokens: bool = True) -> list[int]:
+        """Token ids of text or of token ids. ValueError if they are not for this model."""
         if not hasattr(prompt, "__len__") or isinstance(prompt, bytes):
             raise ValueError(f"{where}the prompt is {prompt!r}: give text or a list of token ids")
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
         self._check_tokens(token_ids, where, "prompt")
         return [int(token_id) for token_id in token_ids]  # whatever kind of whole number they were
 
@@ -253,15 +286,3 @@ class LLM:
             "num_gpu_blocks": self.config.num_gpu_blocks_override,
             "usage": scheduler.manager.usage,
         }
-
-
-def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt, in any form, as a list of one."""
-    if isinstance(prompts, str | dict) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
-        return [prompts]
-    return prompts
-
-
-def bare(prompt: Prompt | dict) -> Prompt:
-    """The prompt itself, out of {"prompt": text} or {"prompt_token_ids": token ids}."""
-    return prompt.get("prompt_token_ids", prompt.get("prompt")) if isinstance(prompt, dict) else prompt

@@ -44,8 +44,8 @@ class RequestOutput:
     """A prompt with its n continuations.
 
     prompt_logprobs: one dict per prompt token (None for the first, which nothing predicts), if asked for.
-    num_cached_tokens: prompt tokens whose K/V was found in the prefix cache. error: why it failed, if it did.
-    usage: None until it has finished.
+    num_cached_tokens: prompt tokens whose K/V was found in the prefix cache, or held by a branch. error: why it
+        failed, if it did. usage: None until it has finished.
     """
 
     request_id: str

@@ -32,8 +32,9 @@ class Tokenizer:
             raise ValueError(f"{str(self.folder)!r} has no tokenizer (tokenizer.json): give prompts as token ids")
         return self._tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        return self._needed().encode(_checked(text))
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; some models want a special token before it."""
+        return self._needed().encode(_checked(text), add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of `token_ids`, special tokens left out."""

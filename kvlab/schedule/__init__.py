@@ -8,6 +8,7 @@ Plain Python: no tensors. What it decides is a SchedulerOutput; how it decides i
 """
 
 from kvlab.schedule.beam import BeamGroup, beam_request
+from kvlab.schedule.held import HeldSequence
 from kvlab.schedule.output import EngineCoreOutput, SampledTokens, SchedulerOutput, SchedulerStats
 from kvlab.schedule.policies import Policies
 from kvlab.schedule.queue import RequestQueue
@@ -17,6 +18,7 @@ from kvlab.schedule.scheduler import Scheduler
 __all__ = [
     "BeamGroup",
     "EngineCoreOutput",
+    "HeldSequence",
     "Policies",
     "Request",
     "RequestQueue",

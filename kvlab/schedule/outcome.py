@@ -8,13 +8,13 @@ Only here do num_computed_tokens advance, tokens appear and blocks become findab
 
 from kvlab.schedule import group as whole
 from kvlab.schedule.beam import BeamGroup
-from kvlab.schedule.book import RequestBook
+from kvlab.schedule.held import HeldBook
 from kvlab.schedule.output import EngineCoreOutput, SchedulerOutput
 from kvlab.schedule.request import Request, RequestStatus
 
 
-class StepOutcome(RequestBook):
-    """A RequestBook that takes in what steps bring."""
+class StepOutcome(HeldBook):
+    """The book of requests and held sequences, which takes in what steps bring."""
 
     def update_from_output(self, output: SchedulerOutput, sampled: dict[str, list[int]]) -> list[EngineCoreOutput]:
         """Take in what the step computed: advance, publish full blocks, append tokens, fork, finish.

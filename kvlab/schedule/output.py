@@ -68,6 +68,7 @@ class SchedulerStats:
 
     num_scheduled_tokens counts every computed token, num_recomputed_tokens those among them that had K/V before
     a preemption dropped it. Prefix counters count each request once, at its first admission.
+    num_reclaimed_branches: times that a held branch gave its blocks back because somebody needed one.
     num_idle_seats adds up, over steps, the seats of a static batch whose request has finished (L33 3.1).
     """
 
@@ -82,6 +83,7 @@ class SchedulerStats:
     num_prefix_queried_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     num_idle_seats: int = 0
+    num_reclaimed_branches: int = 0
     num_finished: int = 0
     peak_running: int = 0
     peak_usage: float = 0.0

@@ -64,7 +64,7 @@ class Room(NamedTuple):
     """What an admission needs and finds, in blocks."""
 
     needed: int  # to hold all known tokens of the request; blocks that others hold for it are not counted
-    free: int  # not owned by anybody
+    free: int  # not owned by anybody, or only by held branches that do not run
     promised: int  # that running requests still need for tokens they were admitted with
     num_growing: int  # running requests that may need another block soon
 

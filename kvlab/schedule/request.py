@@ -64,12 +64,13 @@ class Request:
         self.child_index = 0
         self.num_to_fork = self.sampling_params.num_sequences - 1  # children still to come
         self.group = None  # its BeamGroup, if it is a beam (kvlab.schedule.beam)
+        self.held = None  # the HeldSequence that it goes on with, if it does (kvlab.schedule.held)
         self.num_logprobs = self.sampling_params.num_logprobs  # alternatives to report beside each output token
         self.prompt_logprobs: dict[int, object] = {}  # by position, filled by the runner
         self.seed = self.sampling_params.seed  # the scheduler gives one to a request that brings none
         self.arrival = 0  # position in the order of arrival, set by the scheduler
         self.max_num_tokens = 0  # prompt and outputs at most, set by the scheduler
-        self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at first admission
+        self.num_cached_tokens: int | None = None  # prompt tokens that had K/V at first admission: cached, or held
         self.num_preemptions = 0
         self.num_lost_tokens = 0  # tokens whose K/V the last preemption dropped, until they are computed again
 

@@ -136,7 +136,8 @@ class Scheduler(StepOutcome):
             for request, num_tokens in zip(todo, plan, strict=True):
                 if num_tokens <= 0:
                     continue
-                if allocate_slots(request, num_tokens) is None:
+                # The first call is all that nearly every decode needs; the second asks idle branches for their blocks.
+                if allocate_slots(request, num_tokens) is None and not self._allocate(request, num_tokens):
                     self._preempt_whole(self._choose_victim(request), scheduled, output)
                     # A victim gives its tokens back, so the rest of the step is planned anew.
                     todo = [r for r in todo[todo.index(request) :] if r.status is RequestStatus.RUNNING]
@@ -147,7 +148,8 @@ class Scheduler(StepOutcome):
         return scheduled
 
     def _choose_victim(self, needy: Request) -> Request:
-        gain = lambda request: self.manager.num_blocks_freed_by(whole.companions(request))  # noqa: E731
+        idle = self._reclaimable(needy)  # what only they share with the victim is as good as free
+        gain = lambda request: self.manager.num_blocks_freed_by([*whole.companions(request), *idle])  # noqa: E731
         victim = self.policies.choose_victim(self.running, needy, gain)
         if victim not in self.running:
             raise ValueError(f"choose_victim returned {victim!r}, which is not running: return one of those given")
@@ -202,9 +204,8 @@ class Scheduler(StepOutcome):
                     blocked = True
                     break
                 hits, num_hit_tokens = [], 0
-                num_free = manager.block_pool.get_num_free_blocks()
                 if request.group is not None and request.group.is_branched:
-                    fits = has_seat and self._has_room(request, hits, load, num_free)
+                    fits = has_seat and self._has_room(request, hits, load, self._num_available(request))
                     if fits:
                         self._enter_group(request.group, scheduled, budget)
                         budget, load = self._budget_left(scheduled), self._load(self.running)
@@ -215,15 +216,21 @@ class Scheduler(StepOutcome):
                         if self._is_computed_this_step(request, len(hits), scheduled):
                             aside.append(self.waiting.pop())
                             continue
+                    if request.held is not None:
+                        hits = self._own_or_hits(request, hits)
+                        num_hit_tokens = len(hits) * config.block_size
                     computed = max(request.num_computed_tokens, num_hit_tokens)
                     num_tokens = min(request.num_tokens - computed, self._chunk_limit, budget)
                     if not config.enable_chunked_prefill and num_tokens < request.num_tokens - computed:
                         break
-                    fits = has_seat and self._has_room(request, hits, load, num_free)
-                    fits = fits and manager.allocate_slots(request, num_tokens, hits) is not None
+                    fits = has_seat and self._has_room(request, hits, load, self._num_available(request, hits))
+                    fits = fits and self._allocate(request, num_tokens, hits)
                 if not fits:
                     if lower and self._make_way(request, lower, scheduled, output):
                         budget, load = self._budget_left(scheduled), self._load(self.running)
+                        continue
+                    if not self.running and request.request_id in manager.req_to_blocks:
+                        self._take_blocks(request)  # its own K/V leaves no block for a copy: it begins anew
                         continue
                     blocked = True
                     break
@@ -273,7 +280,7 @@ class Scheduler(StepOutcome):
         whom it made way for: no ping-pong.
         """
         load = self._load([other for other in self.running if other.priority <= request.priority])
-        num_free = self.manager.block_pool.get_num_free_blocks() + self.manager.num_blocks_freed_by(lower)
+        num_free = self._num_available(request, lower=lower)
         if not (self._has_seat(request, load) and self._has_room(request, [], load, num_free)):
             return False
         self._preempt_whole(max(lower, key=lambda other: other.sort_key), scheduled, output)
@@ -284,9 +291,10 @@ class Scheduler(StepOutcome):
         self.stats.num_recomputed_tokens += max(0, request.num_lost_tokens - computed)
         request.num_lost_tokens = 0
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
-            self.stats.num_prefix_queried_tokens += request.num_prompt_tokens
-            self.stats.num_prefix_hit_tokens += request.num_cached_tokens
+            request.num_cached_tokens = min(computed, request.num_prompt_tokens)
+            if computed == num_hit_tokens:  # else a branch has brought its own
+                self.stats.num_prefix_queried_tokens += request.num_prompt_tokens
+                self.stats.num_prefix_hit_tokens += request.num_cached_tokens
         request.num_computed_tokens = computed
         request.status = RequestStatus.RUNNING
         self.running.append(request)
@@ -299,7 +307,7 @@ class Scheduler(StepOutcome):
             hits, num_hit_tokens = self.manager.get_computed_blocks(member)  # now: the one before may have evicted some
             computed = max(member.num_computed_tokens, num_hit_tokens)
             num_tokens = min(member.num_tokens - computed - 1, self._chunk_limit, budget)
-            self.manager.allocate_slots(member, max(1, num_tokens), hits)
+            self._allocate(member, max(1, num_tokens), hits)
             self.waiting.remove(member)
             self._enter(member, computed, num_hit_tokens)
             if num_tokens:

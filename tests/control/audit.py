@@ -96,15 +96,33 @@ class Audit:
         for request in running:
             assert request.status is RequestStatus.RUNNING
             assert len(manager.req_to_blocks[request.request_id]) * manager.block_size >= request.num_computed_tokens
+        lent = [r for r in waiting if r.held is not None and r.status is RequestStatus.WAITING]
+        self._held(lent)
         for request in waiting:
+            if request in lent:
+                continue
             swapped = request.status is RequestStatus.SWAPPED
             assert swapped or request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
             assert request.request_id not in manager.req_to_blocks
             assert swapped == (request.request_id in manager.swap_space.tables)
             assert swapped or request.num_computed_tokens == 0
-        assert set(manager.req_to_blocks) == {r.request_id for r in running}
+        held = {r.request_id for r in [*lent, *scheduler.held.values()]}
+        assert set(manager.req_to_blocks) - held == {r.request_id for r in running}
         for request in [*waiting, *running]:
             assert request.num_computed_tokens < request.num_tokens < request.max_num_tokens
+
+    def _held(self, lent: list[Request]) -> None:
+        """Who generates for a branch has its blocks; else the branch has them; no more blocks than computed tokens."""
+        scheduler, tables, size = self.fuzz.scheduler, self.fuzz.manager.req_to_blocks, self.fuzz.config.block_size
+        for held in scheduler.held.values():
+            if held.request is not None:
+                assert held.request_id not in tables and held.request.held is held
+                assert scheduler.requests[held.request.request_id] is held.request
+            assert 0 <= held.num_computed_tokens <= held.num_tokens
+        generating = {held for held in scheduler.held.values() if held.request is not None}
+        assert {r.held for r in scheduler.requests.values() if r.held is not None} == generating
+        for each in [*lent, *(held for held in scheduler.held.values() if held.request is None)]:
+            assert len(tables.get(each.request_id, ())) == -(-each.num_computed_tokens // size)
 
     def _ownership(self) -> None:
         pool = self.fuzz.manager.block_pool
@@ -123,10 +141,11 @@ class Audit:
     def _contents(self) -> None:
         """Computed tokens of everybody, and published blocks, are really in the slots."""
         manager, size, gpu = self.fuzz.manager, self.fuzz.config.block_size, self.runner.gpu
-        for request in self.fuzz.scheduler.requests.values():
+        idle = [held for held in self.fuzz.scheduler.held.values() if held.request is None]
+        for request in [*self.fuzz.scheduler.requests.values(), *idle]:
             table = manager.req_to_blocks.get(request.request_id)
             blocks = [gpu[block.block_id] for block in table] if table is not None else []
-            if request.status is RequestStatus.SWAPPED:
+            if request not in idle and request.status is RequestStatus.SWAPPED:
                 blocks = [self.runner.cpu[cpu] for cpu in manager.swap_space.tables[request.request_id]]
             held = [slot for slots in blocks for slot in slots][: request.num_computed_tokens]
             tokens = request.all_token_ids[: request.num_computed_tokens]

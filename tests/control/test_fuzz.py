@@ -107,8 +107,8 @@ FAULTS = {
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
     "fork takes no reference": (sharing, "fork", "pool.touch(blocks)", "pass"),
     "fork leaves out the block that is not full": (
-        KVCacheManager, "fork", "cdiv(parent.num_computed_tokens, self.block_size)]",
-        "parent.num_computed_tokens // self.block_size]"),
+        KVCacheManager, "fork", "cdiv(computed, self.block_size)]",
+        "computed // self.block_size]"),
     # swap
     "swap in without the next token's block": (
         KVCacheManager, "_start", "total = cdiv(computed + num_new_tokens, self.block_size)",
