@@ -2,11 +2,12 @@
 
     HashChainIndex    a block's name is a hash of its tokens and its parent's name: one look-up a block
     RadixTreeIndex    prompts that share a beginning share a path
+    reuse             what an engine does with an index, as plain functions, in miniature
 
-Both are PrefixIndex, and give the same hits.
+Both indexes are PrefixIndex, and give the same hits.
 """
 
-from kvlab.prefix.hash_chain import HashChainIndex
+from kvlab.prefix.hash_chain import HashChainIndex, block_keys
 from kvlab.prefix.radix_tree import RadixTreeIndex
 
-__all__ = ["HashChainIndex", "RadixTreeIndex"]
+__all__ = ["HashChainIndex", "RadixTreeIndex", "block_keys"]

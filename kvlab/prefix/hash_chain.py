@@ -11,7 +11,7 @@ cannot be reached, is reached again when somebody publishes the parent anew, and
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -23,6 +23,21 @@ def root_key(salt: str | None) -> bytes:
     return sha256(b"kvlab" if salt is None else b"kvlab salt " + salt.encode()).digest()
 
 
+def _chain(tokens: Sequence[int], block_size: int, parent: bytes, start: int, stop: int) -> Iterator[bytes]:
+    """The keys of full blocks start..stop-1, given the key of block start-1."""
+    size = block_size * 8
+    data = array("q", tokens[start * block_size : stop * block_size]).tobytes()
+    for offset in range(0, (stop - start) * size, size):
+        # Both parts have a fixed length, so no two different inputs are the same bytes.
+        parent = sha256(parent + data[offset : offset + size]).digest()
+        yield parent
+
+
+def block_keys(tokens: Sequence[int], block_size: int, salt: str | None = None) -> list[bytes]:
+    """The keys of the full blocks of `tokens`, in order, 32 bytes each; what does not fill a block has none."""
+    return list(_chain(tokens, block_size, root_key(salt), 0, len(tokens) // block_size))
+
+
 class HashChainIndex:
     """Maps the key of each published block to the block."""
 
@@ -32,19 +47,10 @@ class HashChainIndex:
         self.block_size = block_size
         self.cached_block_hash_to_block: dict[bytes, KVCacheBlock] = {}
 
-    def _keys(self, tokens: Sequence[int], parent: bytes, start: int, stop: int):
-        """Yield the keys of full blocks start..stop-1, given the key of block start-1."""
-        size = self.block_size * 8
-        data = array("q", tokens[start * self.block_size : stop * self.block_size]).tobytes()
-        for offset in range(0, (stop - start) * size, size):
-            # Both parts have a fixed length, so no two different inputs are the same bytes.
-            parent = sha256(parent + data[offset : offset + size]).digest()
-            yield parent
-
     def match(self, tokens: Sequence[int], salt: str | None = None) -> list[KVCacheBlock]:
         """The published blocks that hold the longest prefix of `tokens`, in order. O(hit) hashes."""
         found = []
-        for key in self._keys(tokens, root_key(salt), 0, len(tokens) // self.block_size):
+        for key in _chain(tokens, self.block_size, root_key(salt), 0, len(tokens) // self.block_size):
             block = self.cached_block_hash_to_block.get(key)
             if block is None:
                 break
@@ -61,7 +67,8 @@ class HashChainIndex:
         if len(tokens) < len(blocks) * self.block_size:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(blocks)} blocks of {self.block_size}")
         done, key = cursor or (0, root_key(salt))
-        for block, key in zip(blocks[done:], self._keys(tokens, key, done, len(blocks)), strict=True):  # noqa: B020
+        keys = _chain(tokens, self.block_size, key, done, len(blocks))
+        for block, key in zip(blocks[done:], keys, strict=True):
             # The first publisher keeps the name; a block that already has one holds a hit.
             if block.block_hash is None and key not in self.cached_block_hash_to_block:
                 block.block_hash = key

@@ -71,7 +71,7 @@ FAULTS = {
     # identity
     "hit on the whole prompt": (
         KVCacheManager, "get_computed_blocks", "(request.num_tokens - 1) //", "request.num_tokens //"),
-    "hash without parent": (HashChainIndex, "_keys", "sha256(parent + data", "sha256(data"),
+    "hash without parent": (hash_chain, "_chain", "sha256(parent + data", "sha256(data"),
     "hash without salt": (hash_chain, "root_key", "if salt is None", "if True"),
     "the second publisher takes the name": (
         HashChainIndex, "insert", "and key not in self.cached_block_hash_to_block", ""),
