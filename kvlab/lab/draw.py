@@ -1,0 +1,53 @@
+"""What several cells of a lab draw: rows of boxes. One look for all labs; matplotlib is imported when it is used.
+
+    hit     blue, solid     somebody else has computed it        new     white         computed now
+    cached  orange, hatched nobody owns it, still findable       dead    grey, crossed  holds what nobody can reach
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
+KINDS = {  # fill, hatch, text
+    "hit": (SKY, "", "black"),
+    "new": ("white", "", "black"),
+    "cached": ("#F7DDA4", "///", "black"),
+    "dead": ("#D0D0D0", "xx", "black"),
+    "owned": (BLUE, "", "white"),
+    "empty": ("white", "", "black"),
+}
+Box = tuple[str, str]  # text, kind
+Row = tuple[str, Sequence[Box | None]]  # label, boxes; None leaves a gap
+
+
+def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Sequence[str] = ()) -> Any:
+    """A figure of labelled rows of boxes; notes[i] stands to the right of row i. Boxes are `width` inches wide."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    longest = max(sum(1 if box else 0.25 for box in boxes) for _, boxes in rows)
+    left = 0.13 * max(len(label) for label, _ in rows) / width
+    right = 0.115 * max((len(note) for note in notes), default=0) / width
+    figure, ax = plt.subplots(figsize=((left + longest + right + 0.3) * width, 0.52 * len(rows) + (0.4 if title else 0)))
+    for y, (label, boxes) in enumerate(rows):
+        ax.text(-0.15, y + 0.5, label, ha="right", va="center", fontsize=11)
+        x = 0.0
+        for box in boxes:
+            if box is None:
+                x += 0.25
+                continue
+            text, kind = box
+            fill, hatch, ink = KINDS[kind]
+            dashes = "dashed" if kind == "empty" else "solid"
+            ax.add_patch(Rectangle((x, y + 0.08), 1, 0.84, facecolor=fill, hatch=hatch, edgecolor="black", lw=1.1,
+                                   linestyle=dashes))  # fmt: skip
+            pad = {"facecolor": fill, "edgecolor": "none", "pad": 1.5} if hatch else None
+            ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=11, color=ink, bbox=pad)
+            x += 1
+        if notes and notes[y]:
+            ax.text(x + 0.15, y + 0.5, notes[y], ha="left", va="center", fontsize=11)
+    ax.set(xlim=(-left - 0.15, longest + right + 0.15), ylim=(len(rows), 0))
+    ax.axis("off")
+    if title:
+        ax.set_title(title, loc="left", fontsize=12)
+    return figure
