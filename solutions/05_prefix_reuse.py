@@ -13,10 +13,11 @@
 # %% [markdown] lang="en"
 # # Lab 05 - Prefix reuse (前缀缓存)
 #
-# **You build** the part of an engine that notices: *I have read this before.* At the end it runs inside the real scheduler.
+# **You build** the part of an engine that notices: *I have read this before.* At the end it runs inside the real
+# scheduler.
 #
-# Goes with lecture 33, sections 6.1 to 6.3 and misconception 4 of 8.1, and with the paging lesson (PAV), sections 3.4 and 6.
-# You need the idea of a block table and of a free queue (lab 03). You do not need to have solved lab 03.
+# Goes with lecture 33, sections 6.1 to 6.3 and misconception 4 of 8.1, and with the paging lesson (PAV), sections 3.4
+# and 6. You need the idea of a block table and of a free queue (lab 03). You do not need to have solved lab 03.
 
 # %%
 import io
@@ -29,7 +30,7 @@ from IPython.display import HTML, display
 
 from kvlab.blocks import FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, cdiv
 from kvlab.lab import Lab
-from kvlab.lab.draw import BLUE, GREEN, ORANGE, VERMILLION, box_rows
+from kvlab.lab.draw import BLUE, VERMILLION, box_rows
 
 lab = Lab("05")
 check, hint = lab.check, lab.hint
@@ -37,11 +38,11 @@ check, hint = lab.check, lab.hint
 # %% [markdown] lang="en"
 # ## 1. The bill for twenty words
 #
-# A shop puts a chat bot on its site. Every chat begins with the same instructions: rules, tools, tone. They take 3,000
-# tokens, and no customer ever sees them.
+# A shop puts a chat bot on its site. Every chat begins with the same instructions: rules, tools, tone. They take
+# 3,000 tokens, and no customer ever sees them.
 #
-# A customer asks a question of 10 tokens. The bot answers with 40. The customer asks once more, 10 tokens.
-# How much did the GPU have to read?
+# A customer asks a question of 10 tokens. The bot answers with 40. The customer asks once more, 10 tokens. How much
+# did the GPU have to read?
 
 # %%
 system, question, answer = 3000, 10, 40
@@ -52,22 +53,23 @@ print(f"the customer typed {typed} tokens; the GPU computed {first} + {second} =
 print(f"that is {(first + second) / typed:.0f} tokens computed for each one typed")
 
 # %% [markdown] lang="en"
-# Nearly all of it is the same text, at the same positions, with the same weights. So it is the same K and V, computed again.
-# Worse: the engine *had* them. When the first question was answered, it put those blocks back into the free queue.
+# Nearly all of it is the same text, at the same positions, with the same weights. So it is the same K and V, computed
+# again. Worse: the engine *had* them. When the first question was answered, it put those blocks back into the free
+# queue.
 #
-# Two things are missing. A **name** by which a block can be found again. And **care** in the free queue, so that a block
-# which may be wanted again is not overwritten first. You build the names in part one, and the care in part two.
+# Two things are missing. A **name** by which a block can be found again. And **care** in the free queue, so that a
+# block which may be wanted again is not overwritten first. You build the names in part one, and the care in part two.
 
 # %% [markdown] lang="en"
 # ## 2. A picture
 #
-# Three prompts, cut into blocks of 4 tokens. Ten tokens of instructions (`s0` to `s9`) are the same in all three. Look at
-# the third block of each row.
+# Three requests, cut into blocks of 4 tokens: instructions (`s0` to `s9`, the same in all three), a question (`q` or
+# `r`), and what has been answered so far (`a`). Look at the third block of each row.
 
 # %%
 instructions = [f"s{i}" for i in range(10)]
 prompts = {
-    "customer 1": instructions + ["q0", "q1", "q2", "q3", "q4"],
+    "customer 1": instructions + ["q0", "q1", "q2", "q3", "q4", "a0", "a1"],
     "customer 2": instructions + ["r0", "r1", "r2"],
     "customer 1, later": instructions + ["q0", "q1", "q2", "q3", "q4", "a0", "a1", "n0"],
 }
@@ -83,18 +85,18 @@ for who, tokens in prompts.items():
             seen.add(beginning)
     rows.append((who, boxes))
     notes.append(f"{hits} blocks found")
-box_rows(rows, "Blue: a full block that an earlier row has computed already. White: computed now.", 0.42, notes);
+box_rows(rows, "Blue: a full block that an earlier row has computed already. White: computed now.", 0.42, notes)
 
 # %% [markdown] lang="en"
 # Customer 2 shares ten tokens and finds eight. The third block holds two tokens of the instructions *and* two of the
-# question, so it is another block. And the later question finds a block of the customer's own first question: history counts
-# as well as instructions.
+# question, so it is another block. When customer 1 comes back, the own question and the bot's answer are found too:
+# history counts as well as instructions.
 #
 # ## 3. Two predictions
 #
-# Somebody has the idea to tell the bot the time. They put **one token, the current minute, in front of** the 3,000 tokens
-# of instructions. Blocks have 16 tokens, so 187 full blocks were shared before. How many full blocks do two customers share
-# now if they come a minute apart? Replace `None` by your guess, then run the cell.
+# Somebody has the idea to tell the bot the time. They put **one token, the current minute, in front of** the 3,000
+# tokens of instructions. Blocks have 16 tokens, so 187 full blocks were shared before. How many full blocks do two
+# customers share now if they come a minute apart? Replace `None` by your guess, then run the cell.
 
 # %%
 lab.predict("time in front", None, unit="blocks shared")
@@ -126,25 +128,26 @@ lab.predict("by hand", None, unit="tokens found for P, Q, R")  # three numbers, 
 # %% [markdown] lang="en"
 # ## 5. The formal model
 #
-# What does the K and V of a token depend on? On the token, on its position, and through attention on **every token before it**.
-# So a name for block $i$ must stand for the whole beginning, tokens $0$ to $(i+1)B-1$. Long names are slow, so they are chained:
+# What does the K and V of a token depend on? On the token, on its position, and through attention on **every token
+# before it**. So a name for block $i$ must stand for the whole beginning, tokens $0$ to $(i+1)B-1$. Long names are
+# slow, so they are chained:
 #
 # $$k_{-1} = H(\text{salt}) \qquad k_i = H\big(k_{i-1} \,\|\, t_{iB}, \dots, t_{(i+1)B-1}\big)$$
 #
-# Each key (键) holds its parent's key. One changed token changes its own key and all keys behind it. That is the **hash
-# chain** (哈希链). The *salt* (盐) keeps tenants apart: another salt, another root, nothing in common.
+# Each key (键) holds its parent's key. One changed token changes its own key and all keys behind it. That is the
+# **hash chain** (哈希链). The *salt* (盐) keeps tenants apart: another salt, another root, nothing in common.
 #
 # A prompt of $n$ tokens whose first $m$ blocks are known starts with
 #
 # $$h = B \cdot \min\Big(m,\ \Big\lfloor \tfrac{n-1}{B} \Big\rfloor\Big)$$
 #
-# tokens that need not be computed. The $n-1$ is there because one token must always be computed. Its logits choose the next
-# token, and logits are not kept in the cache.
+# tokens that need not be computed. The $n-1$ is there because one token must always be computed. Its logits choose
+# the next token, and logits are not kept in the cache.
 #
 # ## 6. A sanity check on H
 #
-# Why SHA-256, and not Python's own `hash()`, which is three times as fast? Here are two blocks of 4 tokens. All ids are
-# within the vocabulary of Qwen2.5.
+# Why SHA-256, and not Python's own `hash()`, which is faster? Here are two blocks of 4 tokens. All ids are within the
+# vocabulary of Qwen2.5.
 
 # %%
 one, other = (4130, 100532, 60841, 22054), (76785, 101188, 97598, 0)
@@ -152,14 +155,15 @@ print("Python's hash:", hash(one), hash(other), "  the same!" if hash(one) == ha
 print("SHA-256:      ", sha256(repr(one).encode()).hexdigest()[:16], sha256(repr(other).encode()).hexdigest()[:16])
 
 # %% [markdown] lang="en"
-# They were found by a search of ten seconds on a laptop. With `hash()` as the key, whoever sends the one block is given the
-# K/V of the other, silently. vLLM used `hash()` once; the hole is known as CVE-2025-25183, and SHA-256 is the default now.
-# There is a second reason: `hash()` of a string differs from process to process, so two engines could never agree on a name.
+# They were found by a search of ten seconds on a laptop. With `hash()` as the key, whoever sends the one block is
+# given the K/V of the other, silently. vLLM used `hash()` once; the hole is known as CVE-2025-25183, and SHA-256 is
+# the default now. There is a second reason: `hash()` of a string differs from process to process, so two engines
+# could never agree on a name.
 #
 # ## 7. Exercise 1: names for blocks
 #
-# Write the chain. A token id may be any whole number below $2^{63}$, so give each one 8 bytes.
-# `int.to_bytes(8, "little")` does that. `sha256(data).digest()` makes 32 bytes.
+# Write the chain. A token id may be any whole number below $2^{63}$, so give each one 8 bytes. `int.to_bytes(8,
+# "little")` does that. `sha256(data).digest()` makes 32 bytes.
 
 
 # %% ex="block_keys"
@@ -189,8 +193,8 @@ check("block_keys")
 # %% [markdown] lang="en"
 # Stuck? `hint("block_keys")` gives a nudge, and a stronger one each time you call it.
 #
-# Now the keys themselves: the first four hex digits of each. Blue means that the key stands in the top row too. Change one
-# token early, and everything behind it is lost. Change one late, and little is.
+# Now the keys themselves: the first four hex digits of each. Blue means that the key stands in the top row too.
+# Change one token early, and everything behind it is lost. Change one late, and little is.
 
 # %%
 keys_of = lab.best("block_keys")  # yours, or ours as long as yours is not written
@@ -208,11 +212,11 @@ rows = [
     (name, [(key.hex()[:4], "hit" if i and key in top else "new") for key in keys_of(tokens, 4, salt)])
     for i, (name, (tokens, salt)) in enumerate(variants.items())
 ]
-box_rows(rows, "Keys of 16 tokens in blocks of 4 (first 4 hex digits)", 0.75);
+box_rows(rows, "Keys of 16 tokens in blocks of 4 (first 4 hex digits)", 0.75)
 
 # %% [markdown] lang="en"
-# Fourteen tokens have three keys, not three and a half: the last two tokens fill no block. With the names in hand, your
-# predictions can be settled.
+# Fourteen tokens have three keys, not three and a half: the last two tokens fill no block. With the names in hand,
+# your predictions can be settled.
 
 # %%
 system_text, minutes = list(range(1, 3001)), (50_001, 50_002)
@@ -228,9 +232,9 @@ lab.compare("time behind", num_shared([*system_text, minutes[0]], [*system_text,
 # %% [markdown] lang="en"
 # This is the most expensive token in the whole prompt. Put what changes at the end.
 #
-# And your pencil: P finds 4, Q finds 4, R finds 0. P differs in the second block, and what stands behind a difference is
-# lost even where the tokens agree. All 8 tokens of Q are known, but one must be computed, and a hit is made of whole blocks. R has
-# the right tokens at the wrong place: other positions, another beginning, other K and V.
+# And your pencil: P finds 4, Q finds 4, R finds 0. P differs in the second block, and what stands behind a difference
+# is lost even where the tokens agree. All 8 tokens of Q are known, but one must be computed, and a hit is made of
+# whole blocks. R has the right tokens at the wrong place: other positions, another beginning, other K and V.
 
 # %%
 lab.compare("by hand", [4, 4, 0])
@@ -249,8 +253,8 @@ lab.compare("by hand", [4, 4, 0])
 # The index does not decide who is evicted, and it locks nothing. It only remembers. Three rules to think about first:
 #
 # - A run ends at the first block that nobody has published. Behind a gap nothing can be used.
-# - Two requests may compute the same block at the same time. The first publisher keeps the name; the other block stays
-#   without one. If the second took the name over, the first would bear a name that leads to somebody else.
+# - Two requests may compute the same block at the same time. The first publisher keeps the name; the other block
+#   stays without one. If the second took the name over, the first would bear a name that leads to somebody else.
 # - The name stands in two places: in the dictionary, and on the block as `block_hash`. Both, or neither.
 
 
@@ -319,9 +323,9 @@ check("prefix_index")
 # %% [markdown] lang="en"
 # ### What if the parent is not in the key?
 #
-# Then a block is found wherever its tokens appear. We try it in the engine. In place of a model runs the *slot-echo* stand-in: each slot
-# stores a token and its position, and the next token is a checksum of all that is read back through the block table. A
-# wrong block gives a wrong token at once. (This helper is used again below.)
+# Then a block is found wherever its tokens appear. We try it in the engine. In place of a model runs the *slot-echo*
+# stand-in: each slot stores a token and its position, and the next token is a checksum of all that is read back
+# through the block table. A wrong block gives a wrong token at once. (This helper is used again below.)
 
 # %%
 from kvlab.config import EngineConfig  # noqa: E402
@@ -389,12 +393,12 @@ for title, index in (("parents in the key", lab.best("PrefixIndex")(4)), ("no pa
 #
 # ## 9. Exercise 3: two limits
 #
-# Two one-liners, and two famous off-by-ones. First: how many tokens of a prompt may be *matched*? Whole blocks, with at least one token
-# left to compute.
+# Two one-liners, and two famous off-by-ones. First: how many tokens of a prompt may be *matched*? Whole blocks, with
+# at least one token left to compute.
 #
-# Second: how many blocks of a request may be *published* after a step? A token is **known** as soon as it is sampled, and
-# **computed** once its K/V has been written, one step later. Publish a block that is known but not computed, and the next
-# request reads an empty slot.
+# Second: how many blocks of a request may be *published* after a step? A token is **known** as soon as it is sampled,
+# and **computed** once its K/V has been written, one step later. Publish a block that is known but not computed, and
+# the next request reads an empty slot.
 
 
 # %% ex="limits"
@@ -421,8 +425,8 @@ check("limits")
 # %% [markdown] lang="en"
 # ## 10. Exercise 4: eviction without a clock
 #
-# A request has ended. Its blocks go back to the free queue, **with their names**. Such a block is *cached* (已缓存): nobody owns
-# it, everybody may still find it, and whoever needs room may have it. It leads two lives:
+# A request has ended. Its blocks go back to the free queue, **with their names**. Such a block is *cached* (已缓存):
+# nobody owns it, everybody may still find it, and whoever needs room may have it. It leads two lives:
 #
 #                         take, from the head: forget the name
 #            .-----------------------------------------------------------.
@@ -432,15 +436,15 @@ check("limits")
 #            '-----------------------------------------------------------'
 #                         touch: a hit, out of the middle
 #
-# Nobody keeps a clock. The order of the queue *is* the order of last use: released last, evicted last. That is **LRU**
-# (最近最少使用). A hit may stand anywhere in the queue, and must come out of the middle in constant time. This is why the queue is
-# a doubly linked list (双向链表).
+# Nobody keeps a clock. The order of the queue *is* the order of last use: released last, evicted last. That is
+# **LRU** (最近最少使用). A hit may stand anywhere in the queue, and must come out of the middle in constant time. This
+# is why the queue is a doubly linked list (双向链表).
 #
-# Inside one request there is a second order. A child without its parent cannot be reached (`match` stops at the gap), though it still
-# takes up memory. So the parent must be evicted *after* the child. Who goes to the tail first?
+# Inside one request there is a second order. A child without its parent cannot be reached (`match` stops at the gap),
+# though it still takes up memory. So the parent must be evicted *after* the child. Who goes to the tail first?
 #
-# You have `queue.popleft()`, `queue.remove(block)`, `queue.append(block)`, `queue.num_free_blocks`, and `index.remove(block)`.
-# A block has `ref_cnt`, the number of its owners, and `block_hash`.
+# You have `queue.popleft()`, `queue.remove(block)`, `queue.append(block)`, `queue.num_free_blocks`, and
+# `index.remove(block)`. A block has `ref_cnt`, the number of its owners, and `block_hash`.
 
 
 # %% ex="lru"
@@ -476,8 +480,8 @@ def touch(queue, blocks):
 def release(queue, table):
     """A request ends: one owner fewer for each block of its table (given in logical order, first block first).
 
-    Blocks that nobody owns any more go to the tail of the queue, so that within this table a parent is evicted after its
-    child. Names stay. ValueError if a block has no owner.
+    Blocks that nobody owns any more go to the tail of the queue, so that within this table a parent is evicted after
+    its child. Names stay. ValueError if a block has no owner.
     """
     ### BEGIN SOLUTION
     for block in reversed(table):
@@ -493,9 +497,9 @@ def release(queue, table):
 check("lru")
 
 # %% [markdown] lang="en"
-# Watch the order matter. Request A (blocks 1 to 4) ends, then somebody takes two blocks for something else, then A's user comes
-# back. The upper half releases as you did, last block first. The lower half releases the first block first. Look at the
-# third row of each half: the same number of blocks has survived.
+# Watch the order matter. Request A holds 4 blocks, A0 to A3, and ends. Then somebody takes two blocks for something
+# else. Then A's user comes back. The first picture releases as you did, last block first; the second one the first
+# block first. In the lower row of both, two blocks of A have survived.
 
 # %%
 take_, touch_, release_, Index_ = (lab.best(name) for name in ("take", "touch", "release", "PrefixIndex"))
@@ -504,47 +508,39 @@ take_, touch_, release_, Index_ = (lab.best(name) for name in ("take", "touch", 
 def story(first_block_first):
     blocks = [KVCacheBlock(i) for i in range(1, 5)]
     queue, index, prompt = FreeKVCacheBlockQueue(blocks), Index_(4), list(range(16))
-    names = {}  # block id -> what it holds, for the picture
     table = take_(queue, index, 4)
     index.insert(prompt, table)
-    names = {block.block_id: f"A{i}" for i, block in enumerate(table)}
+    names = {block.block_id: f"A{i}" for i, block in enumerate(table)}  # what each block holds
     release_(queue, table[::-1] if first_block_first else table)
 
     def row(label):
         reachable = index.match(prompt)
         boxes = [
-            (names[b.block_id], "cached" if b in reachable else "dead" if b.block_hash else "empty")
+            (names[b.block_id], "cached" if b in reachable else "dead")
             for b in queue.get_all_free_blocks()
         ]
         return (label, boxes), f"{len(reachable)} of A's 4 blocks can be found"
 
-    rows = [row("queue after A")]
-    for block in take_(queue, index, 2):
-        names[block.block_id] = "B"
-    rows.append(row("two taken"))
-    return rows
+    before = row("queue after A")
+    take_(queue, index, 2)
+    return [before, row("two taken")]
 
 
-rows, notes = [], []
-for title, wrong in (("last block first", False), ("first block first", True)):
-    rows.append((title, []))
-    notes.append("")
-    for row, note in story(wrong):
-        rows.append(row)
-        notes.append(note)
-box_rows(rows, "The free queue, head (next to be taken) on the left", 0.7, notes);
+for title, wrong in (("Released last block first", False), ("Released first block first", True)):
+    rows, notes = zip(*story(wrong), strict=True)
+    box_rows(rows, title + ". The head of the queue, next to be taken, is on the left", 0.7, notes)
 
 # %% [markdown] lang="en"
-# Orange can still be found. Grey and crossed is dead weight: the contents are good, and no prompt leads there. (In the engine a
-# child may still lose its parent, when two requests share it and are freed at different times. Then it stays unreachable until
-# somebody publishes the parent again, or until it is evicted in its turn.)
+# Orange can still be found. Grey and crossed is dead weight: the contents are good, and no prompt leads there. (In
+# the engine a child may still lose its parent, when two requests share it and are freed at different times. Then it
+# stays unreachable until somebody publishes the parent again, or until it is evicted in its turn.)
 #
 # ## 11. Exercise 5: a prompt comes in
 #
 # Now put it together. A prompt arrives: find its hits, see whether it fits, take what it needs. There are two traps.
 #
-# - **A hit in the queue is free and needed at once.** With 5 free blocks, 2 of them hits, a request that needs 4 *more* blocks
-#   does not fit.
+# - **A hit in the queue is free and needed at once.** With 5 free blocks, 2 of them hits, a request that needs 4
+#   *more* blocks does not fit.
 # - **Between match and take, the hits are in danger.** They stand in the queue, perhaps at its head.
 
 
@@ -556,7 +552,8 @@ match_limit_ = lab.best("match_limit")
 def start_request(queue, index, tokens, salt=None):
     """Blocks for a prompt of len(tokens) >= 1 tokens.
 
-    Uses take_, touch_ and match_limit_: yours, or ours. index.match(tokens, salt) finds hits; index.block_size is known.
+    Uses take_, touch_ and match_limit_: yours, or ours. index.match(tokens, salt) finds hits in blocks of
+    index.block_size tokens.
     Returns (table, num_cached): the list of blocks that hold the prompt, hits first; and how many tokens the hits hold.
     None, and nothing changed, if there are not enough free blocks.
     """
@@ -578,14 +575,15 @@ check("start_request")
 # %% [markdown] lang="en"
 # ## 12. Watch it run
 #
-# From here on we use the real `KVCacheManager` and `Scheduler`, with **your** `PrefixIndex` inside. First we need somebody who talks.
+# From here on we use the real `KVCacheManager` and `Scheduler`, with **your** `PrefixIndex` inside. First we need
+# somebody who talks.
 #
 # Two kinds of traffic, both made here from a seed. All sizes are small, so that a run takes half a second.
 #
 # - **Chats**: 24 people, 3 bots with 192 tokens of instructions each, 2 to 6 turns. People think for 20 to 120 steps
 #   between turns.
-# - **Agents**: 8 agents, one program with 320 tokens of instructions, 8 to 12 turns. A tool answers within 1 to 4 steps, with 16 to 64
-#   tokens.
+# - **Agents**: 8 agents, one program with 320 tokens of instructions, 8 to 12 turns. A tool answers within 1 to 4
+#   steps, with 16 to 64 tokens.
 #
 # Each turn sends the whole conversation so far, outputs included, as real clients do.
 
@@ -624,7 +622,7 @@ def strangers(seed=3):
 
 
 def play(sessions, engine, watch=lambda step, engine: None):
-    """Let all sessions talk to `engine` to the end. Returns (steps, outputs by name, prompt tokens by session, found)."""
+    """Let all sessions talk to the end. Returns (steps, outputs by name, prompt tokens by session, those found)."""
     histories = [list(opening) for _, opening, _ in sessions]
     due = [(start, i, 0) for i, (start, _, _) in enumerate(sessions)]
     who, outputs, asked, found, step = {}, {}, {}, {}, 0
@@ -647,7 +645,7 @@ def play(sessions, engine, watch=lambda step, engine: None):
                 found[i] = found.get(i, 0) + request.num_cached_tokens
                 if turn + 1 < len(sessions[i][2]):
                     due.append((step + 1 + sessions[i][2][turn][2], i, turn + 1))
-            watch(step, engine)
+        watch(step, engine)
         step += 1
     return step, outputs, asked, found
 
@@ -659,40 +657,43 @@ def hit_rate(asked, found, who=None):
 
 
 # %% [markdown] lang="en"
-# One run of the chats in a pool of 160 blocks. We note after each step which blocks somebody owns, which are cached, and which hold
-# nothing.
+# One run of the chats in a pool of 160 blocks. We note after each step which blocks somebody owns, which are cached,
+# and which hold nothing.
 
 # %%
 Index = lab.best("PrefixIndex")
 
 
-def state_of_pool(pool):
-    """One letter a block, in order of block id: o owned, c cached, e empty."""
-    return "".join("o" if b.ref_cnt else "c" if b.block_hash is not None else "e" for b in pool.blocks[1:])
+def state_of_pool(manager):
+    """One letter a block, in order of block id: o owned, c cached, e empty (and l locked, in section 15)."""
+    locked = getattr(manager, "locked", ())
+    return "".join(
+        ("l" if b in locked and b.ref_cnt == 1 else "o") if b.ref_cnt else "c" if b.block_hash is not None else "e"
+        for b in manager.block_pool.blocks[1:]
+    )
 
 
 frames = []
 engine = make_engine(160, index=Index(16))
 steps, outputs, asked, found = play(
-    chats(), engine, lambda step, engine: frames.append((step, state_of_pool(engine.scheduler.manager.block_pool)))
+    chats(), engine, lambda step, engine: frames.append((step, state_of_pool(engine.scheduler.manager)))
 )
 figure, ax = plt.subplots(figsize=(9, 3.4))
 x = [step for step, _ in frames]
 layers = [[frame.count(letter) for _, frame in frames] for letter in "oce"]
-areas = ax.stackplot(x, layers, colors=[BLUE, "#F7DDA4", "white"], edgecolor="black", linewidth=0.4)
+areas = ax.stackplot(x, layers, colors=[BLUE, "#F7DDA4", "white"], edgecolor="black", linewidth=0.4, step="post")
 areas[1].set_hatch("///")
-middle = x[len(x) // 2]
-ax.text(middle, 12, "owned by a request", color="black", ha="center", bbox={"facecolor": "white", "pad": 2, "lw": 0})
-ax.text(middle, 110, "cached: nobody's, and still findable", ha="center",
-        bbox={"facecolor": "white", "pad": 2, "lw": 0})
-ax.annotate("empty", (20, 120), fontsize=10)
+for text, place in (("empty", (45, 125)), ("cached: nobody's, and still findable", (480, 125)),
+                    ("owned by a request", (200, 14))):
+    ax.text(*place, text, ha="center", bbox={"facecolor": "white", "pad": 2, "lw": 0})
 ax.set(xlim=(0, x[-1]), ylim=(0, 160), xlabel="engine step", ylabel="blocks of the pool",
        title=f"Chats in 160 blocks: {hit_rate(asked, found):.0%} of all prompt tokens were found")
 plt.show()
 
 # %% [markdown] lang="en"
-# Look at two things. The pool is full after a hundred steps and stays full, and no request ever has to wait for that: the
-# hatched part is free room with something useful in it. And what the requests own is a small part of the pool.
+# Look at two things. After 250 steps the pool is nearly full, and it stays so. No request ever has to wait for that:
+# the hatched part is free room with something useful in it. And what the requests own is the smaller part of the
+# pool, most of the time.
 #
 # The same run block by block. Move the slider if you are in Jupyter; the four moments below stand on their own.
 
@@ -740,8 +741,8 @@ else:
     display(VBox([slider, picture]))
 
 # %% [markdown] lang="en"
-# Does the cache change what is answered? It must not: a hit is the same K and V (PAV 6). With the slot-echo stand-in, a single
-# wrong slot would show.
+# Does the cache change what is answered? It must not: a hit is the same K and V (PAV 6). With the slot-echo stand-in,
+# a single wrong slot would show.
 
 # %%
 plain = make_engine(160, caching=False)
@@ -749,13 +750,14 @@ steps_off, outputs_off, *_ = play(chats(), plain)
 computed = engine.scheduler.stats.num_scheduled_tokens
 computed_off = plain.scheduler.stats.num_scheduled_tokens
 print(f"{len(outputs)} requests, all outputs the same: {outputs == outputs_off}")
-print(f"tokens computed: {computed_off:,} without the cache, {computed:,} with it: {1 - computed / computed_off:.0%} saved")
+print(f"tokens computed without the cache: {computed_off:,}, with it: {computed:,}")
+print(f"saved: {1 - computed / computed_off:.0%}")
 
 # %% [markdown] lang="en"
 # ## 13. How large must the cache be?
 #
-# Guess first. In the pool of 160 blocks, the chats found about three quarters of their prompt tokens. **Agents** have longer
-# prompts, and fewer of them run. What share do they find in the same 160 blocks?
+# Guess first. In the pool of 160 blocks, the chats found about three quarters of their prompt tokens. **Agents** have
+# longer prompts, and fewer of them run. What share do they find in the same 160 blocks?
 
 # %%
 lab.predict("agents in 160", None, unit="% found")
@@ -811,24 +813,24 @@ for i, num_blocks in enumerate(sizes):
 # %% [markdown] lang="en"
 # Read it from the left.
 #
-# - **A floor.** Even the smallest pool finds more than half. The instructions are hit so often that they never reach the head of the
-#   queue.
-# - **A cliff.** Agents jump from about 67% to 87% between 120 and 160 blocks. There the histories of all agents that are alive
-#   fit at once. LRU has no half measures: what comes round in a circle a little larger than the cache is always evicted just before it is
-#   needed.
-# - **A ceiling.** Beyond it, more memory finds nothing more. What is left is what nobody has said before, and the ends of prompts
-#   that fill no block.
-# - **The order of release matters less than the story of section 10 made it seem**: from nothing to eight points here. It
-#   costs nothing to do right, and it saves most near the cliff.
+# - **A floor.** Even the smallest pool finds more than half. The instructions are hit so often that they hardly ever
+#   reach the head of the queue.
+# - **A cliff.** Agents jump from two thirds to 87% between 120 and 160 blocks. From there on, the histories of all
+#   agents that are alive fit at once. LRU has no half measures: what comes round in a circle a little larger than the
+#   cache is always evicted just before it is needed.
+# - **A ceiling.** Beyond it, more memory finds nothing more. What is left is what nobody has said before, and the
+#   ends of prompts that fill no block.
+# - **The order of release matters less than the story of section 10 made it seem**: from nothing to eight points
+#   here. It costs nothing to do right.
 #
 # ## 14. Exercise 6: what is 99% saved, in seconds?
 #
-# The customer of section 1 comes back to a bot whose instructions are cached. More than 99% of the prompt tokens are found. Will the
-# first word appear 100 times sooner?
+# The customer of section 1 comes back to a bot whose instructions are cached. More than 99% of the prompt tokens are
+# found. Will the first word appear 100 times sooner?
 #
-# A forward pass does two things at the same time: **arithmetic**, 2 FLOPs for each parameter and each computed token; and
-# **reading the weights**, 2 bytes a parameter, once, for one token as for three thousand. The slower one sets the time.
-# (Attention adds 4% to the arithmetic for 3,010 tokens of a 7B model. We leave it out.)
+# A forward pass does two things at the same time: **arithmetic**, 2 FLOPs for each parameter and each computed token;
+# and **reading the weights**, 2 bytes a parameter, once, for one token as for three thousand. The slower one sets the
+# time. (Attention adds 4% to the arithmetic for 3,010 tokens of a 7B model. We leave it out.)
 
 
 # %% ex="prefill_seconds"
@@ -860,13 +862,15 @@ for gpu, (flops, bandwidth) in GPUS.items():
     print(f"{gpu:9} cold {1e3 * cold:6.1f} ms, warm {1e3 * warm:5.1f} ms: {cold / warm:4.1f} times sooner")
 
 # %% [markdown] lang="en"
-# 99.4% fewer tokens, and 10 to 20 times sooner, not 170 times. Eighteen tokens are too few to keep the arithmetic busy, and the weights
-# must be read all the same. (The other 99.4% of the arithmetic is not lost: it is free for other requests in the same step.)
+# 99.4% fewer tokens, and 10 to 20 times sooner, not 170 times. Eighteen tokens are too few to keep the arithmetic
+# busy, and the weights must be read all the same. (The other 99.4% of the arithmetic is not lost: it is free for
+# other requests in the same step.)
 #
 # ## 15. When the cache is of no use
 #
-# The textbook warns of one case: prompts that have nothing in common. Sixty strangers, sixty random documents, a pool so tight that they
-# must wait for each other. How many more steps does the engine need with the cache on than with it off?
+# The textbook warns of one case: prompts that have nothing in common. Sixty strangers, sixty random documents, a pool
+# so tight that they must wait for each other. How many more steps does the engine need with the cache on than with it
+# off?
 
 # %%
 lab.predict("strangers", None, unit="% more steps with the cache on")
@@ -902,7 +906,7 @@ for design, make in designs.items():
     full = []
     engine = make(60)
     play(strangers(), engine,
-         lambda step, engine, full=full: full.append(state_of_pool(engine.scheduler.manager.block_pool)))
+         lambda step, engine, full=full: full.append(state_of_pool(engine.scheduler.manager)))
     stats = engine.scheduler.stats
     runs[design] = stats, full
     print(f"{design:22} {stats.num_steps:>6} {stats.peak_running:>13} {stats.num_scheduled_tokens:>16,} "
@@ -916,19 +920,22 @@ lab.compare("strangers", round(more))
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
 for ax, (design, (stats, full)) in zip(axes, runs.items(), strict=True):
-    layers = [[frame.count(letter) for frame in full] for letter in "oce"]
-    areas = ax.stackplot(range(len(full)), layers, colors=[BLUE, "#F7DDA4", "white"], edgecolor="black", linewidth=0.4)
-    areas[1].set_hatch("///")
+    layers = [[frame.count(letter) for frame in full] for letter in "olce"]
+    areas = ax.stackplot(range(len(full)), layers, colors=[BLUE, "#D0D0D0", "#F7DDA4", "white"], edgecolor="black",
+                         linewidth=0.4, step="post")
+    areas[1].set_hatch("xx")
+    areas[2].set_hatch("///")
     ax.set_title(f"{design}\n{stats.num_steps} steps", fontsize=11)
     ax.set(xlim=(0, len(full) - 1), ylim=(0, 60), xlabel="engine step")
 axes[0].set_ylabel("blocks")
-figure.suptitle("Blue: owned. Hatched: cached and free. White: empty and free.", fontsize=11)
+figure.suptitle("Blue: owned by requests. Hatched: cached, free. White: empty, free. Crossed: locked.", fontsize=11)
 plt.show()
 
 # %% [markdown] lang="en"
-# The left and the middle picture are the same picture. Only the white has turned hatched: room that is free either way. A gauge
-# that counts "blocks with something in them" shows 100% in the middle, and it alarms people. Your question to any such gauge:
-# *does it count owned blocks, or full ones?* On the right stands the engine that the warning describes.
+# Trace the blue of the left and of the middle picture: it is the same. Only the white has turned hatched: room that
+# is free either way. A gauge that counts "blocks with something in them" shows 100% in the middle, and it alarms
+# people. Your question to any such gauge: *does it count owned blocks, or full ones?* On the right stands the engine
+# that the warning describes.
 #
 # What does the cache truly cost? Time to hash, and somebody else's hits:
 
@@ -939,7 +946,8 @@ for _ in range(20):
     keys_of(prompt, 16)
 hashing = (time.perf_counter() - started) / 20
 cold = seconds(3010, 0, 7.6e9, *GPUS["H100"])
-print(f"hashing 3,010 tokens: {1e3 * hashing:.2f} ms on this machine; computing them on an H100: {1e3 * cold:.0f} ms or more")
+print(f"hashing 3,010 tokens: {1e3 * hashing:.2f} ms on this machine")
+print(f"computing them on an H100: {1e3 * cold:.0f} ms or more")
 
 chatters = chats()
 mixed = chatters + strangers()
@@ -948,22 +956,22 @@ for title, sessions in (("chats alone", chatters), ("chats among strangers", mix
     print(f"{title:22} in 160 blocks: the chats find {hit_rate(asked, found, range(len(chatters))):.0%}")
 
 # %% [markdown] lang="en"
-# The strangers lose nothing, and the chats lose hits: random documents push useful blocks out. That is the honest form of the
-# warning. It is a reason to keep such traffic apart, and no reason to switch the cache off for it alone.
+# The strangers lose nothing, and the chats lose hits: random documents push useful blocks out. That is the honest
+# form of the warning. It is a reason to keep such traffic apart, and no reason to switch the cache off for it alone.
 #
 # ## 16. Into the engine
 #
-# Your `PrefixIndex` goes into the engine that serves a model. The same requests run on your index and on ours. All tokens must be
-# equal, and so should the counts.
+# Your `PrefixIndex` goes into the engine that serves a model. The same requests run on your index and on ours. All
+# tokens must be equal, and so should the counts.
 
 # %%
-lab.run_engine()
+comparison = lab.run_engine()
 
 # %% [markdown] lang="en"
 # ## 17. What the textbook says, and what we measured
 #
-# One more run is needed first. PAV 3.4 says that two requests which share cached blocks are parted by **copy-on-write**
-# (写时复制) when they go different ways. When is a block copied at all?
+# One more run is needed first. PAV 3.4 says that two requests which share cached blocks are parted by
+# **copy-on-write** (写时复制) when they go different ways. When is a block copied at all?
 
 # %%
 copies = {}
@@ -980,10 +988,10 @@ for what, number in copies.items():
     print(f"{number} copies   {what}")
 
 # %% [markdown] lang="en"
-# Only full blocks are published, a hit is always a whole block, and at least one token is always computed into a block of one's
-# own. So nobody ever writes into a cached block. A copy needs a *partly filled* block with two owners, and only a fork makes one.
-# (An engine that matches all of the prompt and computes its last token again would write into a published block. It would
-# need a copy there.)
+# Only full blocks are published, a hit is always a whole block, and at least one token is always computed into a
+# block of one's own. So nobody ever writes into a cached block. A copy needs a *partly filled* block with two owners,
+# and only a fork makes one. (An engine that matches all of the prompt and computes its last token again would write
+# into a published block. It would need a copy there.)
 
 # %%
 num_requests = 10_000
@@ -1003,8 +1011,8 @@ verdicts = [
      f"{2 * system / (first + second + 2 * answer):.0%}",
      "holds for short chats"),
     ("C30", "with random prompts the cache takes memory and lowers concurrency (L33 8.1-4)",
-     f"steps {off.num_steps} off, {on.num_steps} on; at once {off.peak_running} and {on.peak_running}; with locked blocks "
-     f"{locked.num_steps} steps and {locked.peak_running}",
+     f"{off.num_steps} steps off, {on.num_steps} on, {off.peak_running} and {on.peak_running} requests at once; with "
+     f"locked blocks {locked.num_steps} steps",
      "contradicted here; holds where cached blocks are not evictable" if on.num_steps == off.num_steps else "holds"),
     ("C43", "cached blocks lock memory (L33 8.1-4), or wait for eviction (PAV 6)",
      "PAV describes the evictable design and L33 the fear; L33 6.2 itself says that they can be reclaimed",
@@ -1016,21 +1024,23 @@ verdicts = [
      "holds" if outputs == outputs_off else "contradicted"),
 ]
 
-cells = "".join("<tr>" + "".join(f"<td style='text-align:left;vertical-align:top'>{c}</td>" for c in row) + "</tr>"
-                for row in verdicts)  # fmt: skip
-display(HTML("<table><tr><th>claim</th><th style='text-align:left'>the text says</th><th style='text-align:left'>we measured</th>"
-     f"<th style='text-align:left'>so</th></tr>{cells}</table>"))
+head = ("claim", "the text says", "we measured", "so")
+table = "".join(
+    "<tr>" + "".join(f"<{tag} style='text-align:left;vertical-align:top'>{cell}</{tag}>" for cell in row) + "</tr>"
+    for row, tag in [(head, "th"), *((row, "td") for row in verdicts)]
+)
+display(HTML(f"<table>{table}</table>"))
 
 # %% [markdown] lang="en"
-# To be fair to the text. Its 99% is about the amount of prefill, and there it is right to the digit. Its warning is right for any design that
-# sets memory aside for the cache, or pins blocks in it, and such designs exist. And engines have copied blocks on a full hit, so the sentence
-# on copy-on-write was true of some.
+# To be fair to the text. Its 99% is about the amount of prefill, and there it is right to the digit. Its warning is
+# right for any design that sets memory aside for the cache, or pins blocks in it, and such designs exist. And engines
+# have copied blocks on a full hit, so the sentence on copy-on-write was true of some.
 #
 # ## 18. Stretch: hash a growing text once
 #
-# A request that decodes publishes a block every 16 tokens. Each time, your `insert` hashes its whole text again. For an answer of
-# 8,000 tokens that is 500 times a text of up to 8,000 tokens: two million tokens hashed for 8,000. The engine offers a way out. What
-# `insert` returns, it hands back at the next call for the same text: a **cursor** (游标).
+# A request that decodes publishes a block every 16 tokens. Each time, your `insert` hashes its whole text again. For
+# an answer of 8,000 tokens that is 500 times a text of up to 8,000 tokens: two million tokens hashed for 8,000. The
+# engine offers a way out. What `insert` returns, it hands back at the next call for the same text: a **cursor** (游标).
 #
 # Write the function that such an `insert` would call.
 
@@ -1040,8 +1050,8 @@ def new_keys(tokens, block_size, salt=None, cursor=None):
     """The keys of those full blocks of `tokens` that had none at the last call.
 
     cursor: what the last call for the same growing text returned, None at first. You choose what it is.
-    Returns (keys, cursor). All keys together are those that one call for the whole text gives. Only tokens of new blocks are
-    read.
+    Returns (keys, cursor). All keys together are those that one call for the whole text gives, and only tokens of new
+    blocks are read.
     """
     ### BEGIN SOLUTION
     done, parent = cursor or (0, sha256(repr(salt).encode()).digest())
@@ -1062,31 +1072,34 @@ check("new_keys")
 # ## 19. To remember
 #
 # - A block's name stands for its tokens **and all before them**. Chaining the parent's key makes that cheap.
-# - Only blocks that are full and **computed** are published. A hit is whole blocks, and one token is always left to compute.
+# - Only blocks that are full and **computed** are published. A hit is whole blocks, and one token is always left to
+#   compute.
 # - The free queue is the LRU list. Released is not forgotten; last block first, so that no child outlives its parent.
 # - A cached block is a free block. An evictable cache costs the work of hashing and nothing else.
 # - Put what changes at the **end** of the prompt.
 #
 # ## 20. To think about
 #
-# 1. An agent's framework writes the list of its tools as JSON, in an order that varies from call to call. What happens to the hit rate, and
-#    who will notice?
-# 2. Two tenants share one engine without salts. One of them measures the time to the first token of prompts that it makes up. What can it
-#    learn about the other?
-# 3. LRU lost all of an agent's history when the circle was one agent too large for the cache. Which victim would you choose, and how would
-#    you know?
-# 4. A block of 16 or of 256 tokens: what does a larger block do to the 3,010 tokens of section 1? Try `match_limit` and
-#    `block_keys`.
+# 1. An agent's framework writes the list of its tools as JSON, in an order that varies from call to call. What
+#    happens to the hit rate, and who will notice?
+# 2. Two tenants share one engine without salts. One of them measures the time to the first token of prompts that it
+#    makes up. What can it learn about the other?
+# 3. LRU lost all of an agent's history when the circle was one agent too large for the cache. Which victim would you
+#    choose, and how would you know?
+# 4. A block of 16 or of 256 tokens: what does a larger block do to the 3,010 tokens of section 1? Try `match_limit`
+#    and `block_keys`.
 # 5. In section 15, the chats lost hits to strangers. Name two ways to keep them apart, and what each costs.
 #
 # ## 21. Where this lives
 #
 # | here | vLLM V1 | SGLang |
 # |---|---|---|
-# | `block_keys` | `v1/core/kv_cache_utils.py`: `hash_block_tokens` | none: tokens are compared on the way down the tree |
-# | `PrefixIndex` | `v1/core/block_pool.py`: `get_cached_block`, `cache_full_blocks` | `mem_cache/radix_cache.py`: `match_prefix`, `insert` |
-# | `take`, `touch`, `release` | `BlockPool.get_new_blocks`, `touch`, `free_blocks` | `evict`, `inc_lock_ref`, `dec_lock_ref` |
-# | `start_request` | `v1/core/kv_cache_manager.py`: `get_computed_blocks`, `allocate_slots` | the scheduler's prefill adder |
-# | here: `kvlab/prefix/`, `kvlab/blocks/pool.py`, `kvlab/manager.py` | | |
+# | `block_keys` | `kv_cache_utils.py`: `hash_block_tokens` | none: it compares tokens on its way down a tree |
+# | `PrefixIndex` | `block_pool.py`: `get_cached_block`, `cache_full_blocks` | `match_prefix`, `insert` |
+# | `take`, `touch`, `release` | `get_new_blocks`, `touch`, `free_blocks` | `evict`, `inc_lock_ref`, `dec_lock_ref` |
+# | `start_request` | `kv_cache_manager.py`: `get_computed_blocks`, `allocate_slots` | `PrefillAdder` |
+#
+# vLLM's files are in `vllm/v1/core/`, SGLang's methods in `mem_cache/radix_cache.py`. Here it is `kvlab/prefix/`,
+# `kvlab/blocks/pool.py` and `kvlab/manager.py`.
 #
 # Lab 06 builds the other index, the radix tree (基数树), with the same three methods and the same hits.

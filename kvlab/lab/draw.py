@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 KINDS = {  # fill, hatch, text
@@ -20,15 +19,16 @@ Box = tuple[str, str]  # text, kind
 Row = tuple[str, Sequence[Box | None]]  # label, boxes; None leaves a gap
 
 
-def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Sequence[str] = ()) -> Any:
-    """A figure of labelled rows of boxes; notes[i] stands to the right of row i. Boxes are `width` inches wide."""
+def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Sequence[str] = ()) -> None:
+    """Show a figure of labelled rows of boxes; notes[i] stands to the right of row i. Boxes are `width` inches wide."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
     longest = max(sum(1 if box else 0.25 for box in boxes) for _, boxes in rows)
     left = 0.13 * max(len(label) for label, _ in rows) / width
     right = 0.115 * max((len(note) for note in notes), default=0) / width
-    figure, ax = plt.subplots(figsize=((left + longest + right + 0.3) * width, 0.52 * len(rows) + (0.4 if title else 0)))
+    size = (left + longest + right + 0.3) * width, 0.52 * len(rows) + (0.4 if title else 0)
+    _, ax = plt.subplots(figsize=size)
     for y, (label, boxes) in enumerate(rows):
         ax.text(-0.15, y + 0.5, label, ha="right", va="center", fontsize=11)
         x = 0.0
@@ -50,4 +50,4 @@ def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Se
     ax.axis("off")
     if title:
         ax.set_title(title, loc="left", fontsize=12)
-    return figure
+    plt.show()

@@ -21,10 +21,10 @@ class BlockKeys(Exercise):
     ours = {"block_keys": "kvlab.prefix.hash_chain:block_keys", "HashChainIndex": INDEX}
     driver = "KeysDriver"
     hints = (
-        say("Carry one variable, the parent's key, from block to block. What could the parent of the first block be, so "
-            "that the salt is in every key?"),
-        say("A key is sha256(parent + data).digest(), where data are the bytes of the block's tokens. Give every token the "
-            "same number of bytes: token.to_bytes(8, \"little\")."),
+        say("Carry one variable, the parent's key, from block to block. What could the parent of the first block be, "
+            "so that the salt is in every key?"),
+        say("A key is sha256(parent + data).digest(), where data are the bytes of the block's tokens. Give every "
+            "token the same number of bytes: token.to_bytes(8, \"little\")."),
         say("parent = sha256(repr(salt).encode()).digest(), then for each full block: parent = sha256(parent + "
             "data).digest(), and append it."),
     )  # fmt: skip
@@ -81,16 +81,17 @@ class BlockKeys(Exercise):
         if op[0] == "kinds":
             return say("Return a list of keys, each the 32 bytes that sha256(...).digest() gives.")
         if op[0] == "reads":
-            return say("Too many reads of tokens. The parent's key already stands for all tokens before the block: read only "
-                       "the block's own.")  # fmt: skip
+            return say("Too many reads of tokens. The parent's key already stands for all tokens before the block: "
+                       "read only the block's own.")  # fmt: skip
         if not isinstance(got, list) or len(got) != len(expected):
             return say("Only full blocks have a key: len(tokens) // block_size of them.")
         wrong = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
         if got[wrong] < expected[wrong]:
-            return say("Block {i} got a key that was given before, to a block with other tokens, another beginning or another "
-                       "salt. Whoever finds it by that key reads the K/V of somebody else's text.", i=wrong)  # fmt: skip
-        return say("Block {i} has the same salt, the same tokens and the same beginning as one before, and got another key: it "
-                   "would never be found again.", i=wrong)  # fmt: skip
+            return say("Block {i} got a key that was given before, to a block with other tokens, another beginning "
+                       "or another salt. Whoever finds it by that key reads the K/V "
+                       "of somebody else's text.", i=wrong)  # fmt: skip
+        return say("Block {i} has the same salt, the same tokens and the same beginning as one before, and got "
+                   "another key: it would never be found again.", i=wrong)  # fmt: skip
 
 
 class PrefixIndex(Exercise):
@@ -102,12 +103,12 @@ class PrefixIndex(Exercise):
     part = {"prefix_index": "PrefixIndex"}
     driver = "IndexDriver"
     hints = (
-        say("match: walk along the keys and stop at the first one that nobody has published. insert: walk along keys and "
-            "blocks side by side. remove: the block itself knows its name."),
-        say("insert: a block gets the key as its block_hash only if it bears no name yet and nobody else has published that "
-            "key. Check the number of tokens before you change anything."),
-        say("remove: `if self.cached_block_hash_to_block.get(block.block_hash) is not block: raise ValueError`; then delete the "
-            "entry, and set block.block_hash to None."),
+        say("match: walk along the keys and stop at the first one that nobody has published. insert: walk along keys "
+            "and blocks side by side. remove: the block itself knows its name."),
+        say("insert: a block gets the key as its block_hash only if it bears no name yet and nobody else has "
+            "published that key. Check the number of tokens before you change anything."),
+        say("remove: `if self.cached_block_hash_to_block.get(block.block_hash) is not block: raise ValueError`; then "
+            "delete the entry, and set block.block_hash to None."),
     )  # fmt: skip
     examples = (
         Trace((2,), (("match", [1, 2, 3]),)),
@@ -121,18 +122,21 @@ class PrefixIndex(Exercise):
               why=say("More tokens than blocks are fine: only the blocks that are given are published.")),
         Trace((2,), (("insert", [1, 2], [7]), ("insert", [1, 2], [8]), ("published",), ("match", [1, 2])),
               why=say("Two requests have computed the same block. The first publisher keeps the name.")),
-        Trace((2,), (("insert", [1, 2], [7]), ("insert", [1, 2, 3, 4], [8, 9]), ("published",), ("match", [1, 2, 3, 4])),
+        Trace((2,), (("insert", [1, 2], [7]), ("insert", [1, 2, 3, 4], [8, 9]), ("published",),
+                     ("match", [1, 2, 3, 4])),
               why=say("Block 8 is a duplicate and stays without a name; block 9 is new and gets one.")),
-        Trace((2,), (("insert", [1, 2], [7]), ("insert", [1, 2, 3, 4], [7, 9]), ("published",), ("match", [1, 2, 3, 4]))),
+        Trace((2,), (("insert", [1, 2], [7]), ("insert", [1, 2, 3, 4], [7, 9]), ("published",),
+                     ("match", [1, 2, 3, 4]))),
         Trace((2,), (("insert", [1, 2], [7]), ("remove", 7), ("published",), ("match", [1, 2]), ("insert", [5, 6], [7]),
                      ("match", [5, 6]), ("match", [1, 2]))),
         Trace((2,), (("insert", [1, 2], [7]), ("remove", 8)), why=say("Block 8 has never been published.")),
         Trace((2,), (("insert", [1, 2], [7]), ("insert", [1, 2], [8]), ("remove", 8)),
               why=say("Block 8 was a duplicate and has no name, so there is nothing to forget.")),
-        Trace((2,), (("insert", [1, 2], [7]), ("remove", 7), ("remove", 7)), why=say("Block 7 has been removed before.")),
+        Trace((2,), (("insert", [1, 2], [7]), ("remove", 7), ("remove", 7)), why=say("Block 7 has been removed "
+                                                                                     "before.")),
         Trace((1,), (("insert", [1, 2, 3], [4, 5, 6]), ("remove", 5), ("match", [1, 2, 3]), ("insert", [1, 2], [4, 9]),
-                     ("match", [1, 2, 3])), why=say("A gap ends the run; once the gap is closed, what stands behind it is "
-                                                    "found again.")),
+                     ("match", [1, 2, 3])), why=say("A gap ends the run; once the gap is closed, what stands behind "
+                                                    "it is found again.")),
         Trace((1,), (("insert", [1], [4], "a"), ("match", [1]), ("match", [1], "b"), ("match", [1], "a")),
               why=say("Another salt, another tenant: nothing is shared.")),
     )  # fmt: skip
@@ -198,13 +202,14 @@ class PrefixIndex(Exercise):
         if expected == "ValueError":
             return say("Raise ValueError for a block that this index does not know by its name.")
         if op[0] == "match" and isinstance(got, list) and len(got) > len(expected):
-            return say("match goes on after the first block that nobody has published, or finds a block under another's name. "
-                       "K/V behind a gap cannot be used: attention needs every token before it.")  # fmt: skip
+            return say("match goes on after the first block that nobody has published, or finds a block under "
+                       "another's name. K/V behind a gap cannot be used: attention needs "
+                       "every token before it.")  # fmt: skip
         if op[0] == "match":
             return say("match gives the blocks of the longest published beginning, the first block first.")
         if op[0] == "published":
-            return say("A published block bears its key as block_hash, and the dictionary leads from that key to the block: "
-                       "both, or neither.")  # fmt: skip
+            return say("A published block bears its key as block_hash, and the dictionary leads from that key to the "
+                       "block: both, or neither.")  # fmt: skip
         return None
 
 
@@ -221,12 +226,13 @@ class Limits(Exercise):
     )
     examples = (
         Trace((), (("match_limit", 9, 4),)),
-        Trace((), (("match_limit", 8, 4),), why=say("All 8 tokens may be cached, yet somebody must compute one: the logits of "
-                                                    "the last token are not in the cache. And a hit is made of whole blocks.")),
+        Trace((), (("match_limit", 8, 4),), why=say("All 8 tokens may be cached, yet somebody must compute one: the "
+                                                    "logits of the last token are not in the cache. And a hit is "
+                                                    "made of whole blocks.")),
         Trace((), (("match_limit", 7, 4), ("match_limit", 1, 1), ("match_limit", 2, 1), ("match_limit", 3, 16))),
         Trace((), (("num_publishable", 8, 8, 4),)),
-        Trace((), (("num_publishable", 16, 15, 4),), why=say("16 tokens are known, 15 have K/V: the last one was only just "
-                                                             "sampled. So block 3 is not complete.")),
+        Trace((), (("num_publishable", 16, 15, 4),), why=say("16 tokens are known, 15 have K/V: the last one was "
+                                                             "only just sampled. So block 3 is not complete.")),
         Trace((), (("num_publishable", 3000, 512, 16), ("num_publishable", 3000, 0, 16), ("num_publishable", 5, 3, 4))),
     )  # fmt: skip
 
@@ -248,7 +254,8 @@ class Limits(Exercise):
 
     def explain(self, op, expected, got):
         if op[0] == "match_limit" and got == op[1]:
-            return say("At least one token must be left to compute: its logits are what the next token is sampled from.")
+            return say("At least one token must be left to compute: its logits are what the next token is sampled "
+                       "from.")
         if op[0] == "match_limit":
             return say("The largest number of tokens that is a multiple of block_size and smaller than num_tokens.")
         return say("Count the blocks whose last slot has K/V already. K/V exists for the computed tokens only.")
@@ -262,24 +269,26 @@ class Lru(Exercise):
     ours = {name: REUSE + name for name in ("take", "touch", "release")}
     driver = "Moves"
     hints = (
-        say("take: count first, then popleft n times. What does a block from the queue still bear, and who must be told that its "
-            "contents are about to go?"),
-        say("touch: only a block without an owner stands in the queue. release: only a block without an owner goes back there, "
-            "and it keeps its name."),
-        say("release walks `reversed(table)`: the last block goes to the tail first, so the first one stands behind it and lives "
-            "longer."),
+        say("take: count first, then popleft n times. What does a block from the queue still bear, and who must be "
+            "told that its contents are about to go?"),
+        say("touch: only a block without an owner stands in the queue. release: only a block without an owner goes "
+            "back there, and it keeps its name."),
+        say("release walks `reversed(table)`: the last block goes to the tail first, so the first one stands behind "
+            "it and lives longer."),
     )  # fmt: skip
     examples = (
         Trace((4,), (("take", 2), ("queue",), ("owners",))),
         Trace((3,), (("take", 2), ("release", [1, 2]), ("queue",), ("owners",)),
-              why=say("The last block goes first. A child without its parent cannot be reached, so the parent must be the later "
-                      "of the two to be evicted.")),
+              why=say("The last block goes first. A child without its parent cannot be reached, so the parent must "
+                      "be the later of the two to be evicted.")),
         Trace((2,), (("take", 2), ("publish", [1, 2]), ("release", [1, 2]), ("findable",)),
               why=say("Freed is not forgotten: the names stay until the blocks are taken for something else.")),
         Trace((2,), (("take", 1), ("publish", [1]), ("release", [1]), ("take", 1), ("take", 1), ("findable",)),
               why=say("Block 1 is about to be overwritten: the index must not find it any more.")),
-        Trace((3,), (("take", 1), ("publish", [1]), ("release", [1]), ("touch", [1]), ("queue",), ("owners",), ("findable",))),
-        Trace((3,), (("take", 2), ("touch", [2]), ("owners",), ("queue",), ("release", [1, 2]), ("queue",), ("owners",)),
+        Trace((3,), (("take", 1), ("publish", [1]), ("release", [1]), ("touch", [1]), ("queue",), ("owners",),
+                     ("findable",))),
+        Trace((3,), (("take", 2), ("touch", [2]), ("owners",), ("queue",), ("release", [1, 2]), ("queue",),
+                     ("owners",)),
               why=say("Block 2 has two owners. It comes back when the second one has let go.")),
         Trace((2,), (("take", 3), ("queue",), ("owners",))),
         Trace((2,), (("take", 0), ("queue",))),
@@ -342,7 +351,7 @@ class Lru(Exercise):
             ops = [("queue",), ("owners",), ("findable",), *(("take", n) for n in (1, 2, 3, len(self.free) + 1))]
             ops += [("publish", [b for b in table if b not in self.named]) for table in self.tables]
             ops += [("release", table) for table in self.tables]
-            ops += [("touch", hits) for hits in (cached[:1], cached[-2:], shared[:1], (shared[:1] + cached[:1])) if hits]
+            ops += [("touch", hits) for hits in (cached[:1], cached[-2:], shared[:1], shared[:1] + cached[:1]) if hits]
             return [op for op in ops if len(op) == 1 or op[1] != []]
 
     def traces(self):
@@ -363,18 +372,18 @@ class Lru(Exercise):
         if op[0] == "take":
             return say("Take the blocks at the head of the queue: they were freed longest ago.")
         if op[0] == "owners":
-            return say("The numbers of owners of all blocks are wrong: take makes it one, touch adds one, release takes one away. "
-                       "What is refused changes nothing.")  # fmt: skip
+            return say("The numbers of owners of all blocks are wrong: take makes it one, touch adds one, release "
+                       "takes one away. What is refused changes nothing.")  # fmt: skip
         if op[0] == "queue" and isinstance(got, list) and sorted(got) == sorted(expected):
             return say("The right blocks wait in the queue, in the wrong order.")
         if op[0] == "queue":
             return say("In the queue stand exactly the blocks that nobody owns.")
         if op[0] == "findable":
-            return say("The index must find exactly the blocks whose contents are still good: until somebody takes them for "
-                       "something else.")  # fmt: skip
+            return say("The index must find exactly the blocks whose contents are still good: until somebody takes "
+                       "them for something else.")  # fmt: skip
         if op[0] == "links_used_to_touch":
-            return say("Taking a block out of the middle must cost the same however long the queue is: queue.remove(block) does "
-                       "it by the block's own links.")  # fmt: skip
+            return say("Taking a block out of the middle must cost the same however long the queue is: "
+                       "queue.remove(block) does it by the block's own links.")  # fmt: skip
         return None
 
 
@@ -386,12 +395,13 @@ class StartRequest(Exercise):
     ours = {"start_request": REUSE + "start_request"}
     driver = "StartDriver"
     hints = (
-        say("Four lines: match, count, touch, take. The order of the last two matters: a hit that nobody owns is also the next "
-            "candidate for eviction."),
+        say("Four lines: match, count, touch, take. The order of the last two matters: a hit that nobody owns is "
+            "also the next candidate for eviction."),
         say("Count: the new blocks, plus the hits that stand in the queue (ref_cnt 0), must not be more than "
             "queue.num_free_blocks. A hit in the queue is free now, and not free any more once you touch it."),
-        say("hits = index.match(tokens[:match_limit(len(tokens), index.block_size)], salt); num_new = cdiv(len(tokens), "
-            "index.block_size) - len(hits); compare; touch; take; return hits + new, len(hits) * index.block_size."),
+        say("hits = index.match(tokens[:match_limit(len(tokens), index.block_size)], salt); num_new = "
+            "cdiv(len(tokens), index.block_size) - len(hits); compare; touch; take; return hits + new, len(hits) * "
+            "index.block_size."),
     )  # fmt: skip
     examples = (
         Trace((4, 2), (("start", "A", [1, 2, 3]), ("queue",), ("owners",))),
@@ -406,11 +416,11 @@ class StartRequest(Exercise):
         Trace((3, 1), (("start", "A", [1, 2]), ("finish", "A"), ("start", "B", [1, 2, 3, 4]), ("owners",), ("queue",))),
         Trace((3, 1), (("start", "A", [1, 2, 3]), ("finish", "A"), ("start", "B", [8]), ("start", "C", [1, 2, 9, 9]),
                        ("owners",), ("queue",)),
-              why=say("The hits of C are 2 of the 2 free blocks. So C finds two of its four blocks and no room for the others: "
-                      "None, and no owner has changed.")),
+              why=say("The hits of C are 2 of the 2 free blocks. So C finds two of its four blocks and no room for "
+                      "the others: None, and no owner has changed.")),
         Trace((3, 1), (("start", "A", [1, 2]), ("finish", "A"), ("start", "B", [1, 2, 3]), ("owners",)),
-              why=say("Hits that stand in the queue must be touched before new blocks are taken, or they are evicted for the "
-                      "very request that has found them.")),
+              why=say("Hits that stand in the queue must be touched before new blocks are taken, or they are evicted "
+                      "for the very request that has found them.")),
         Trace((3, 1), (("start", "A", [1, 2]), ("start", "B", [7]), ("finish", "A"), ("start", "C", [1, 5])),
               why=say("The hit of C stands at the tail of the queue; the block before it is taken.")),
         Trace((4, 1), (("start", "A", [1, 2], "x"), ("start", "B", [1, 2], "y"), ("owners",))),
@@ -472,7 +482,7 @@ class StartRequest(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(2, 7), st.integers(1, 2)), max_ops=12)
 
     def describe_init(self, init):
-        return f"{init[0]} blocks of {init[1]}; a table is told by block ids; what starts is computed and published at once"
+        return f"{init[0]} blocks of {init[1]}; tables are told by block ids; what starts is computed at once"
 
     def describe(self, op):
         if op[0] != "start":
@@ -482,16 +492,19 @@ class StartRequest(Exercise):
 
     def explain(self, op, expected, got):
         if op[0] == "start" and expected is None:
-            return say("It does not fit: return None. Hits that stand in the queue count among the free blocks that it needs.")
+            return say("It does not fit: return None. Hits that stand in the queue count among the free blocks that "
+                       "it needs.")
         if op[0] == "start" and isinstance(got, list) and len(got) == 2 and got[1] != expected[1]:
-            return say("The number of tokens found cached is wrong: the hits' blocks times block_size, and never the whole "
-                       "prompt.")  # fmt: skip
+            return say("The number of tokens found cached is wrong: the hits' blocks times block_size, and never the "
+                       "whole prompt.")  # fmt: skip
         if op[0] == "start":
-            return say("The table is the hits, in order, then new blocks from the head of the queue: enough for all tokens.")
+            return say("The table is the hits, in order, then new blocks from the head of the queue: enough for all "
+                       "tokens.")
         if op[0] == "owners":
-            return say("The numbers of owners are wrong. A request that does not fit must change nothing, and one that does owns "
-                       "every block of its table.")  # fmt: skip
-        return say("The queue is wrong: hits leave it, new blocks come from its head, and a refused request leaves it as it was.")
+            return say("The numbers of owners are wrong. A request that does not fit must change nothing, and one "
+                       "that does owns every block of its table.")  # fmt: skip
+        return say("The queue is wrong: hits leave it, new blocks come from its head, and a refused request leaves "
+                   "it as it was.")
 
 
 class PrefillSeconds(Exercise):
@@ -501,9 +514,10 @@ class PrefillSeconds(Exercise):
     defines = ("prefill_seconds",)
     ours = {"prefill_seconds": REUSE + "prefill_seconds"}
     hints = (
-        say("Two clocks run at the same time, one for the arithmetic and one for reading the weights. The slower one decides."),
-        say("Arithmetic: 2 FLOPs a parameter for each token that is NOT cached. Reading: 2 bytes a parameter, once, whether one "
-            "token is computed or three thousand."),
+        say("Two clocks run at the same time, one for the arithmetic and one for reading the weights. The slower one "
+            "decides."),
+        say("Arithmetic: 2 FLOPs a parameter for each token that is NOT cached. Reading: 2 bytes a parameter, once, "
+            "whether one token is computed or three thousand."),
         say("max(2 * num_parameters * (num_tokens - num_cached) / flops, 2 * num_parameters / bandwidth)"),
     )  # fmt: skip
     examples = (
@@ -527,7 +541,8 @@ class PrefillSeconds(Exercise):
                          st.integers(1, 4000), st.integers(0, 4000), size, speed, speed)  # fmt: skip
 
     def explain(self, op, expected, got):
-        return say("The longer of two times: arithmetic for the tokens that are not cached, and one reading of all weights.")
+        return say("The longer of two times: arithmetic for the tokens that are not cached, and one reading of all "
+                   "weights.")
 
 
 class NewKeys(Exercise):
@@ -540,8 +555,8 @@ class NewKeys(Exercise):
     hints = (
         say("What must be remembered to go on with a chain? How many blocks have a key, and what the last key was."),
         say("The cursor can be that pair. None stands for (0, the root)."),
-        say("done, parent = cursor or (0, root); loop over blocks from `done` on; return the new keys and (number of full blocks, "
-            "parent)."),
+        say("done, parent = cursor or (0, root); loop over blocks from `done` on; return the new keys and (number of "
+            "full blocks, parent)."),
     )  # fmt: skip
     examples = (
         Trace((2, None), (("grow", [1, 2, 3, 4]),)),
