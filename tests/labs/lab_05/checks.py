@@ -7,7 +7,6 @@ from kvlab.grade import Approx, AtMost, Exercise, LabInfo, Trace, say, walks
 
 LAB = LabInfo(title=say("Prefix reuse"), sections="L33 6.1-6.3, 8.1; PAV 3.4, 6", before=("03",))
 REUSE = "kvlab.prefix.reuse:"
-INDEX = "kvlab.prefix.hash_chain:HashChainIndex"
 
 # Two blocks that Python's hash() of a tuple cannot tell apart, found by a search of ten seconds.
 TWINS = (4130, 100532, 60841, 22054), (76785, 101188, 97598, 0)
@@ -18,7 +17,7 @@ class BlockKeys(Exercise):
 
     name, points, minutes, section = "block_keys", 3, 15, "PAV 3.4"
     defines = ("block_keys",)
-    ours = {"block_keys": "kvlab.prefix.hash_chain:block_keys", "HashChainIndex": INDEX}
+    ours = {"block_keys": "kvlab.prefix.hash_chain:block_keys"}
     driver = "KeysDriver"
     hints = (
         say("Carry one variable, the parent's key, from block to block. What could the parent of the first block be, "
@@ -99,7 +98,8 @@ class PrefixIndex(Exercise):
 
     name, points, minutes, section = "prefix_index", 5, 25, "L33 6.2; PAV 3.4"
     defines = ("PrefixIndex",)
-    ours = {"PrefixIndex": INDEX}
+    ours = {"PrefixIndex": "kvlab.prefix.hash_chain:HashChainIndex",
+            "RadixTreeIndex": "kvlab.prefix.radix_tree:RadixTreeIndex"}  # lab 06's, barred as well  # fmt: skip
     part = {"prefix_index": "PrefixIndex"}
     driver = "IndexDriver"
     hints = (
@@ -285,6 +285,8 @@ class Lru(Exercise):
               why=say("Freed is not forgotten: the names stay until the blocks are taken for something else.")),
         Trace((2,), (("take", 1), ("publish", [1]), ("release", [1]), ("take", 1), ("take", 1), ("findable",)),
               why=say("Block 1 is about to be overwritten: the index must not find it any more.")),
+        Trace((3,), (("take", 3), ("publish", [2]), ("release", [2]), ("release", [1, 3]), ("queue",), ("take", 1)),
+              why=say("Block 2 was freed first, so it goes first, name or no name: the queue alone decides.")),
         Trace((3,), (("take", 1), ("publish", [1]), ("release", [1]), ("touch", [1]), ("queue",), ("owners",),
                      ("findable",))),
         Trace((3,), (("take", 2), ("touch", [2]), ("owners",), ("queue",), ("release", [1, 2]), ("queue",),
@@ -550,7 +552,6 @@ class NewKeys(Exercise):
 
     name, points, minutes, section, stretch = "new_keys", 3, 15, "PAV 3.4", True
     defines = ("new_keys",)
-    ours = {"HashChainIndex": INDEX, "block_keys": "kvlab.prefix.hash_chain:block_keys"}
     driver = "GrowingDriver"
     hints = (
         say("What must be remembered to go on with a chain? How many blocks have a key, and what the last key was."),
