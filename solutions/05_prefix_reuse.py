@@ -30,7 +30,7 @@ from IPython.display import HTML, display
 
 from kvlab.blocks import FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, cdiv
 from kvlab.lab import Lab
-from kvlab.lab.draw import BLUE, VERMILLION, box_rows
+from kvlab.lab.draw import BLUE, VERMILLION, box_rows, pool_areas, pool_grid
 
 lab = Lab("05")
 check, hint = lab.check, lab.hint
@@ -437,8 +437,8 @@ check("limits")
 #                         touch: a hit, out of the middle
 #
 # Nobody keeps a clock. The order of the queue *is* the order of last use: released last, evicted last. That is
-# **LRU** (最近最少使用). A hit may stand anywhere in the queue, and must come out of the middle in constant time. This
-# is why the queue is a doubly linked list (双向链表).
+# **LRU** (最近最少使用). A hit may stand anywhere in the queue, and must come out of the middle in constant time. This is
+# why the queue is a doubly linked list (双向链表).
 #
 # Inside one request there is a second order. A child without its parent cannot be reached (`match` stops at the gap),
 # though it still takes up memory. So the parent must be evicted *after* the child. Who goes to the tail first?
@@ -573,6 +573,29 @@ def start_request(queue, index, tokens, salt=None):
 check("start_request")
 
 # %% [markdown] lang="en"
+# Now the three requests of section 2, one after the other, in a pool of 8 blocks. Blue is a hit. Look at the last
+# table, and at the queue above it: from where do blocks 3 and 4 come?
+
+# %%
+start_, publishable_ = lab.best("start_request"), lab.best("num_publishable")
+queue, index = FreeKVCacheBlockQueue([KVCacheBlock(i) for i in range(1, 9)]), Index_(4)
+number, rows, notes = {}, [], []  # number: of each word
+for who, request_words in prompts.items():
+    tokens = [number.setdefault(word, len(number)) for word in request_words]
+    table, num_cached = start_(queue, index, tokens)
+    rows.append((f"table of {who}", [(str(b.block_id), "hit" if 4 * i < num_cached else "new")
+                                     for i, b in enumerate(table)]))
+    notes.append(f"{num_cached} tokens found, {len(tokens) - num_cached} computed")
+    index.insert(tokens, table[: publishable_(len(tokens) + 1, len(tokens), 4)])
+    release_(queue, table)
+    rows.append(("queue after it", [(str(b.block_id), "cached" if b.block_hash else "empty")
+                                    for b in queue.get_all_free_blocks()]))
+    notes.append("")
+box_rows(rows, "Block tables, and the free queue with its head on the left (hatched: cached)", 0.55, notes)
+
+# %% [markdown] lang="en"
+# Out of the middle of the queue, where customer 2 had not reached them yet.
+#
 # ## 12. Watch it run
 #
 # From here on we use the real `KVCacheManager` and `Scheduler`, with **your** `PrefixIndex` inside. First we need
@@ -621,7 +644,7 @@ def strangers(seed=3):
     return [(3 * i, words(rng, rng.randint(100, 300)), [([], rng.randint(8, 24), 0)]) for i in range(60)]
 
 
-def play(sessions, engine, watch=lambda step, engine: None):
+def play(sessions, engine, watch=lambda engine: None):
     """Let all sessions talk to the end. Returns (steps, outputs by name, prompt tokens by session, those found)."""
     histories = [list(opening) for _, opening, _ in sessions]
     due = [(start, i, 0) for i, (start, _, _) in enumerate(sessions)]
@@ -645,7 +668,7 @@ def play(sessions, engine, watch=lambda step, engine: None):
                 found[i] = found.get(i, 0) + request.num_cached_tokens
                 if turn + 1 < len(sessions[i][2]):
                     due.append((step + 1 + sessions[i][2][turn][2], i, turn + 1))
-        watch(step, engine)
+        watch(engine)
         step += 1
     return step, outputs, asked, found
 
@@ -676,18 +699,14 @@ def state_of_pool(manager):
 frames = []
 engine = make_engine(160, index=Index(16))
 steps, outputs, asked, found = play(
-    chats(), engine, lambda step, engine: frames.append((step, state_of_pool(engine.scheduler.manager)))
+    chats(), engine, lambda engine: frames.append(state_of_pool(engine.scheduler.manager))
 )
-figure, ax = plt.subplots(figsize=(9, 3.4))
-x = [step for step, _ in frames]
-layers = [[frame.count(letter) for _, frame in frames] for letter in "oce"]
-areas = ax.stackplot(x, layers, colors=[BLUE, "#F7DDA4", "white"], edgecolor="black", linewidth=0.4, step="post")
-areas[1].set_hatch("///")
+_, ax = plt.subplots(figsize=(9, 3.4))
+pool_areas(ax, frames)
 for text, place in (("empty", (45, 125)), ("cached: nobody's, and still findable", (480, 125)),
                     ("owned by a request", (200, 14))):
     ax.text(*place, text, ha="center", bbox={"facecolor": "white", "pad": 2, "lw": 0})
-ax.set(xlim=(0, x[-1]), ylim=(0, 160), xlabel="engine step", ylabel="blocks of the pool",
-       title=f"Chats in 160 blocks: {hit_rate(asked, found):.0%} of all prompt tokens were found")
+ax.set(ylabel="blocks of the pool", title=f"Chats in 160 blocks: {hit_rate(asked, found):.0%} of prompt tokens found")
 plt.show()
 
 # %% [markdown] lang="en"
@@ -698,24 +717,15 @@ plt.show()
 # The same run block by block. Move the slider if you are in Jupyter; the four moments below stand on their own.
 
 # %%
-from matplotlib.patches import Rectangle  # noqa: E402
-
-
-def draw_pool(ax, number):
-    step, frame = frames[number]
-    for i, letter in enumerate(frame):
-        fill, hatch = {"o": (BLUE, ""), "c": ("#F7DDA4", "////"), "e": ("white", "")}[letter]
-        place = (i % 20, i // 20)
-        ax.add_patch(Rectangle(place, 0.9, 0.9, facecolor=fill, hatch=hatch, edgecolor="black", lw=0.6))
-    owned, cached = frame.count("o"), frame.count("c")
-    ax.set(xlim=(-0.2, 20.1), ylim=(8.1, -0.2), aspect="equal")
-    ax.set_title(f"step {step}: {owned} owned, {cached} cached, {160 - owned - cached} empty", fontsize=11, loc="left")
-    ax.axis("off")
+def draw_step(ax, step):
+    pool_grid(ax, frames[step])
+    owned, cached, empty = (frames[step].count(letter) for letter in "oce")
+    ax.set_title(f"step {step}: {owned} owned, {cached} cached, {empty} empty", fontsize=11, loc="left")
 
 
 figure, axes = plt.subplots(2, 2, figsize=(9, 4.4), layout="constrained")
-for ax, share in zip(axes.flat, (0.02, 0.1, 0.4, 0.8), strict=True):
-    draw_pool(ax, int(share * len(frames)))
+for ax, step in zip(axes.flat, (13, 67, 271, 542), strict=True):
+    draw_step(ax, step)
 figure.suptitle("160 blocks: blue is owned, hatched is cached, white is empty", fontsize=11)
 plt.show()
 
@@ -725,19 +735,19 @@ try:
 except ImportError:
     print("ipywidgets is not installed: the four pictures above have to do")
 else:
-    slider = IntSlider(min=0, max=len(frames) - 1, value=len(frames) // 3, description="frame")
+    slider = IntSlider(min=0, max=len(frames) - 1, value=len(frames) // 3, description="step")
     picture = Image(width=620)
 
-    def show_frame(change=None):
+    def show_step(change=None):
         figure, ax = plt.subplots(figsize=(6.5, 2.8))
-        draw_pool(ax, slider.value)
+        draw_step(ax, slider.value)
         png = io.BytesIO()
         figure.savefig(png, dpi=110, bbox_inches="tight")
         plt.close(figure)
         picture.value = png.getvalue()
 
-    slider.observe(show_frame, "value")
-    show_frame()
+    slider.observe(show_step, "value")
+    show_step()
     display(VBox([slider, picture]))
 
 # %% [markdown] lang="en"
@@ -797,6 +807,7 @@ for (name, order), rates in curves.items():
         ax.text(325, rates[-1], f"{name} {rates[-1]:.0f}%", va="center", color=colour, fontsize=11)
 ax.set(xlim=(55, 375), ylim=(45, 100), xlabel="blocks in the pool (16 tokens each)",
        ylabel="prompt tokens found cached, %", title="Hit rate against the size of the pool")
+ax.text(64, 47, "dashed: released first block first", fontsize=10)
 ax.grid(alpha=0.3)
 plt.show()
 lab.compare("agents in 160", round(curves["agents", "last block first"][sizes.index(160)]))
@@ -853,12 +864,15 @@ check("prefill_seconds")
 # %%
 seconds = lab.best("prefill_seconds")
 GPUS = {"RTX 4090": (165e12, 1.008e12), "A100": (312e12, 2.039e12), "H100": (989e12, 3.35e12)}  # bf16, datasheets
-num_cached = lab.best("match_limit")(3000 + 1, 16)  # the instructions, in whole blocks
+engine = make_engine(400, index=lab.best("PrefixIndex")(16))
+ask(engine, "first customer", system_text + list(range(4000, 4010)))
+_, num_cached = ask(engine, "next customer", system_text + list(range(5000, 5010)))
 print(f"{num_cached} of 3010 tokens cached: {num_cached / 3010:.1%} of the tokens saved (7.6 billion parameters)")
-speedups = {}
+speedups, times, milliseconds = {}, {}, {}
 for gpu, (flops, bandwidth) in GPUS.items():
     cold, warm = seconds(3010, 0, 7.6e9, flops, bandwidth), seconds(3010, num_cached, 7.6e9, flops, bandwidth)
-    speedups[gpu] = cold / warm
+    speedups[gpu], milliseconds[gpu] = cold / warm, 1e3 * warm
+    times[gpu] = f"{gpu} {1e3 * cold:.0f} ms cold, {1e3 * warm:.1f} ms warm"
     print(f"{gpu:9} cold {1e3 * cold:6.1f} ms, warm {1e3 * warm:5.1f} ms: {cold / warm:4.1f} times sooner")
 
 # %% [markdown] lang="en"
@@ -901,16 +915,19 @@ designs = {
     "cache on, locked": lambda n: make_engine(n, manager=LockingManager(n + 1, 16, prefix_index=Index(16))),
 }
 runs = {}
-print(f"{'60 blocks':22} {'steps':>6} {'most at once':>13} {'tokens computed':>16} {'preemptions':>12}")
+print(f"{'60 blocks':22} {'steps':>6} {'requests at once, on average':>30} {'tokens computed':>16}")
 for design, make in designs.items():
-    full = []
+    full, at_once = [], []
     engine = make(60)
-    play(strangers(), engine,
-         lambda step, engine, full=full: full.append(state_of_pool(engine.scheduler.manager)))
-    stats = engine.scheduler.stats
-    runs[design] = stats, full
-    print(f"{design:22} {stats.num_steps:>6} {stats.peak_running:>13} {stats.num_scheduled_tokens:>16,} "
-          f"{stats.num_preemptions_recompute:>12}")
+
+    def watch(engine, full=full, at_once=at_once):
+        full.append(state_of_pool(engine.scheduler.manager))
+        at_once.append(len(engine.scheduler.running))
+
+    play(strangers(), engine, watch)
+    stats, average = engine.scheduler.stats, sum(at_once) / len(at_once)
+    runs[design] = stats, full, average
+    print(f"{design:22} {stats.num_steps:>6} {average:>30.1f} {stats.num_scheduled_tokens:>16,}")
 more = 100 * (runs["cache on, evictable"][0].num_steps / runs["cache off"][0].num_steps - 1)
 lab.compare("strangers", round(more))
 
@@ -919,14 +936,9 @@ lab.compare("strangers", round(more))
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
-for ax, (design, (stats, full)) in zip(axes, runs.items(), strict=True):
-    layers = [[frame.count(letter) for frame in full] for letter in "olce"]
-    areas = ax.stackplot(range(len(full)), layers, colors=[BLUE, "#D0D0D0", "#F7DDA4", "white"], edgecolor="black",
-                         linewidth=0.4, step="post")
-    areas[1].set_hatch("xx")
-    areas[2].set_hatch("///")
+for ax, (design, (stats, full, _)) in zip(axes, runs.items(), strict=True):
+    pool_areas(ax, full)
     ax.set_title(f"{design}\n{stats.num_steps} steps", fontsize=11)
-    ax.set(xlim=(0, len(full) - 1), ylim=(0, 60), xlabel="engine step")
 axes[0].set_ylabel("blocks")
 figure.suptitle("Blue: owned by requests. Hatched: cached, free. White: empty, free. Crossed: locked.", fontsize=11)
 plt.show()
@@ -979,48 +991,60 @@ engine = make_engine(200)
 ask(engine, "A", list(range(1000)), 8)
 ask(engine, "B", list(range(1000)), 8)  # the whole prompt is known
 ask(engine, "C", list(range(995)) + [1, 2, 3, 4, 5], 8)  # parts from A in the midst of a block
-copies["cache: A, the same again, and one that parts mid-block"] = engine.scheduler.stats.num_copy_on_writes
+copies["three sharers of a cached prompt"] = engine.scheduler.stats.num_copy_on_writes
 for num_tokens in (1000, 992):
     engine = make_engine(300)
     ask(engine, "fork", list(range(num_tokens)), 8, n=4)
-    copies[f"fork: 4 samples of a prompt of {num_tokens}"] = engine.scheduler.stats.num_copy_on_writes
+    copies[f"4 samples of {num_tokens} tokens, by fork"] = engine.scheduler.stats.num_copy_on_writes
 for what, number in copies.items():
-    print(f"{number} copies   {what}")
+    print(f"{number} copied blocks   {what}")
 
 # %% [markdown] lang="en"
 # Only full blocks are published, a hit is always a whole block, and at least one token is always computed into a
 # block of one's own. So nobody ever writes into a cached block. A copy needs a *partly filled* block with two owners,
-# and only a fork makes one. (An engine that matches all of the prompt and computes its last token again would write
-# into a published block. It would need a copy there.)
+# and only a fork makes one.
 
 # %%
 num_requests = 10_000
 cold_share = (3010 + (num_requests - 1) * (3010 - num_cached)) / (num_requests * 3010)
 largest_rest = int(3000 / 0.7 - 3000)  # other tokens a request may have while 70% of its work is instructions
 off, on, locked = (runs[design][0] for design in designs)
+few_ms = [gpu for gpu, warm in milliseconds.items() if warm < 10]
+share = 2 * system / (first + second + 2 * answer)
+most = {design: {letter: max(frame.count(letter) for frame in full) for letter in "cl"}
+        for design, (_, full, _) in runs.items()}  # fmt: skip
+by_cache, by_fork = copies["three sharers of a cached prompt"], copies["4 samples of 1000 tokens, by fork"]
 verdicts = [
     ("C23", "a shared prompt of 3,000 tokens cuts the prefill by 99% (L33 6.2)",
      f"{num_cached / 3010:.1%} of the tokens for a warm request; {1 - cold_share:.1%} over {num_requests:,} requests, "
      f"the first one cold",
      "holds for tokens" if num_cached / 3010 >= 0.99 else "contradicted"),
     ("C23", "the first token comes after a few ms in place of seconds (L33 6.2)",
-     ", ".join(f"{gpu} {speed:.0f}x" for gpu, speed in speedups.items()) + ", for 7.6B parameters in bf16",
-     "holds" if min(speedups.values()) > 100 else "not by tokens alone: reading the weights bounds it"),
+     "; ".join(times.values()) + " (7.6B parameters in bf16)",
+     (f"a few ms: holds on {' and '.join(few_ms)}; " if few_ms else "a few ms: contradicted; ")
+     + ("99% sooner: holds" if min(speedups.values()) >= 100 else
+        f"99% sooner: contradicted, {min(speedups.values()):.0f} to {max(speedups.values()):.0f} times, because the "
+        f"weights are read in any case")),
     ("6.1", "over 70% of the arithmetic goes into the same instructions (L33 6.1)",
-     f"true while a request's other tokens are at most {largest_rest:,}; the customer of section 1: "
-     f"{2 * system / (first + second + 2 * answer):.0%}",
-     "holds for short chats"),
+     f"{share:.0%} for the customer of section 1; 70% or more while a request's other tokens, outputs included, are at "
+     f"most {largest_rest:,}",
+     f"holds for up to {largest_rest:,} other tokens" if share > 0.7 else "contradicted for short chats"),
     ("C30", "with random prompts the cache takes memory and lowers concurrency (L33 8.1-4)",
-     f"{off.num_steps} steps off, {on.num_steps} on, {off.peak_running} and {on.peak_running} requests at once; with "
-     f"locked blocks {locked.num_steps} steps",
-     "contradicted here; holds where cached blocks are not evictable" if on.num_steps == off.num_steps else "holds"),
+     "; ".join(f"{design}: {stats.num_steps} steps, {average:.1f} at once"
+               for design, (stats, _, average) in runs.items()),
+     ("contradicted here" if on.num_steps == off.num_steps else "holds here")
+     + ("; holds where cached blocks cannot be evicted" if locked.num_steps > off.num_steps else "")),
     ("C43", "cached blocks lock memory (L33 8.1-4), or wait for eviction (PAV 6)",
-     "PAV describes the evictable design and L33 the fear; L33 6.2 itself says that they can be reclaimed",
-     "PAV holds" if on.peak_running == off.peak_running else "L33 holds"),
+     f"evictable: up to {most['cache on, evictable']['c']} of 60 blocks cached, {on.num_steps - off.num_steps} steps more; "
+     f"locked: up to {most['cache on, locked']['l']}, {locked.num_steps - off.num_steps} steps more",
+     "PAV holds, and L33 6.2, which calls them reclaimable; L33 8.1-4 for locked blocks"
+     if on.num_steps == off.num_steps else "L33 8.1-4 holds"),
     ("C44", "sharers of cached blocks are parted by copy-on-write (PAV 3.4)",
-     "; ".join(f"{number} ({what.split(':')[0]})" for what, number in copies.items()),
-     "contradicted for the cache; holds for forks" if list(copies.values())[0] == 0 else "holds"),
-    ("PAV 6", "the cache never changes an output", f"{len(outputs)} chats, same tokens: {outputs == outputs_off}",
+     "; ".join(f"{what}: {number}" for what, number in copies.items()),
+     ("holds for the cache" if by_cache else "contradicted for the cache")
+     + (", holds for forks of a block that is not full" if by_fork else ", contradicted for forks")),
+    ("PAV 6", "the cache never changes an output",
+     f"{sum(outputs[name] == outputs_off[name] for name in outputs)} of {len(outputs)} requests of the chats: same tokens",
      "holds" if outputs == outputs_off else "contradicted"),
 ]
 
@@ -1032,9 +1056,10 @@ table = "".join(
 display(HTML(f"<table>{table}</table>"))
 
 # %% [markdown] lang="en"
-# To be fair to the text. Its 99% is about the amount of prefill, and there it is right to the digit. Its warning is
-# right for any design that sets memory aside for the cache, or pins blocks in it, and such designs exist. And engines
-# have copied blocks on a full hit, so the sentence on copy-on-write was true of some.
+# To be fair to the text. Its 99% is about the amount of prefill, and there it is right. Its warning is right for any
+# design that sets memory aside for the cache, or pins blocks in it. And an engine that took a hit on the *whole*
+# prompt, and then computed the last token anew, would write into a published block: there the sentence on
+# copy-on-write would be true.
 #
 # ## 18. Stretch: hash a growing text once
 #
@@ -1075,7 +1100,7 @@ check("new_keys")
 # - Only blocks that are full and **computed** are published. A hit is whole blocks, and one token is always left to
 #   compute.
 # - The free queue is the LRU list. Released is not forgotten; last block first, so that no child outlives its parent.
-# - A cached block is a free block. An evictable cache costs the work of hashing and nothing else.
+# - A cached block is a free block. An evictable cache costs its own requests the work of hashing, and nothing else.
 # - Put what changes at the **end** of the prompt.
 #
 # ## 20. To think about

@@ -1,12 +1,16 @@
-"""What several cells of a lab draw: rows of boxes. One look for all labs; matplotlib is imported when it is used.
+"""What several cells of a lab draw. One look for all labs; matplotlib is imported when it is used.
+
+    box_rows     labelled rows of boxes: tokens, keys, block tables, queues
+    pool_grid    every block of a pool at one moment        pool_areas    how many blocks are what, over time
 
     hit     blue, solid     somebody else has computed it        new     white         computed now
     cached  orange, hatched nobody owns it, still findable       dead    grey, crossed  holds what nobody can reach
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
+BLUE, VERMILLION, SKY = "#0072B2", "#D55E00", "#56B4E9"  # Okabe and Ito
 KINDS = {  # fill, hatch, text
     "hit": (SKY, "", "black"),
     "new": ("white", "", "black"),
@@ -51,3 +55,28 @@ def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Se
     if title:
         ax.set_title(title, loc="left", fontsize=12)
     plt.show()
+
+
+STATES = {"o": (BLUE, ""), "l": ("#D0D0D0", "xx"), "c": ("#F7DDA4", "///"), "e": ("white", "")}
+
+
+def pool_grid(ax: Any, frame: str, columns: int = 20) -> None:
+    """Draw each block of a pool. frame: a letter a block, "o" owned, "l" locked, "c" cached, "e" empty."""
+    from matplotlib.patches import Rectangle
+
+    for i, letter in enumerate(frame):
+        fill, hatch = STATES[letter]
+        place = i % columns, i // columns
+        ax.add_patch(Rectangle(place, 0.9, 0.9, facecolor=fill, hatch=hatch, edgecolor="black", lw=0.6))
+    ax.set(xlim=(-0.2, columns + 0.1), ylim=(-(-len(frame) // columns) + 0.1, -0.2), aspect="equal")
+    ax.axis("off")
+
+
+def pool_areas(ax: Any, frames: Sequence[str]) -> None:
+    """Draw how many blocks are in each state after each step; frames[i] is a pool_grid frame after step i."""
+    counts = [[frame.count(letter) for frame in frames] for letter in STATES]
+    colours = [fill for fill, _ in STATES.values()]
+    areas = ax.stackplot(range(len(frames)), counts, colors=colours, edgecolor="black", linewidth=0.4, step="post")
+    for area, (_, hatch) in zip(areas, STATES.values(), strict=True):
+        area.set_hatch(hatch)
+    ax.set(xlim=(0, len(frames) - 1), ylim=(0, len(frames[0])), xlabel="engine step")

@@ -99,7 +99,7 @@ class IndexDriver:
             if block.block_hash is not None and known.get(block.block_hash) is not block:
                 return f"block {block.block_id} bears a name by which the index does not know it"
         named = [block.block_id for block in self.blocks if block.block_hash is not None]
-        return named if len(named) == len(known) else f"{len(known)} names for {len(named)} blocks that bear one"
+        return named if len(named) == len(known) else f"{len(known)} in the dictionary, {len(named)} blocks that bear a name"
 
 
 class Moves:

@@ -301,6 +301,8 @@ def block_keys(tokens, block_size, salt=None):
             raise ValueError("too few tokens")
 ''', "\n"), ("salt)):\n            if block", "salt), strict=True):\n            if block")),
         "no salt": _changed(_INDEX, ("keys_of(tokens, self.block_size, salt)", "keys_of(tokens, self.block_size)")),
+        "leaves a token in match": _changed(
+            _INDEX, ("in keys_of(tokens, self.block_size, salt):", "in keys_of(tokens[:-1], self.block_size, salt):")),
         "all or nothing": _changed(_INDEX, ("                break\n", "                return []\n")),
     },
     "limits": {
@@ -318,7 +320,7 @@ def block_keys(tokens, block_size, salt=None):
     },
     "lru": {
         "evicted blocks stay in the index": _changed(_LRU, ("            index.remove(block)\n", "            pass\n")),
-        "forgets at release": _changed(
+        "takes the name away at release": _changed(
             _LRU, ("            queue.append(block)", "            block.block_hash = queue.append(block)")),
         "first block first": _changed(_LRU, ("table[::-1]", "table")),
         "a hit stays in the queue": _changed(_LRU, ("            queue.remove(block)\n", "            pass\n")),
