@@ -437,8 +437,8 @@ check("limits")
 #                         touch: a hit, out of the middle
 #
 # Nobody keeps a clock. The order of the queue *is* the order of last use: released last, evicted last. That is
-# **LRU** (最近最少使用). A hit may stand anywhere in the queue, and must come out of the middle in constant time. This is
-# why the queue is a doubly linked list (双向链表).
+# **LRU** (最近最少使用). A hit may stand anywhere in the queue, and must come out of its middle in constant time.
+# This is why the queue is a doubly linked list (双向链表).
 #
 # Inside one request there is a second order. A child without its parent cannot be reached (`match` stops at the gap),
 # though it still takes up memory. So the parent must be evicted *after* the child. Who goes to the tail first?
@@ -1035,8 +1035,8 @@ verdicts = [
      ("contradicted here" if on.num_steps == off.num_steps else "holds here")
      + ("; holds where cached blocks cannot be evicted" if locked.num_steps > off.num_steps else "")),
     ("C43", "cached blocks lock memory (L33 8.1-4), or wait for eviction (PAV 6)",
-     f"evictable: up to {most['cache on, evictable']['c']} of 60 blocks cached, {on.num_steps - off.num_steps} steps more; "
-     f"locked: up to {most['cache on, locked']['l']}, {locked.num_steps - off.num_steps} steps more",
+     f"evictable: up to {most['cache on, evictable']['c']} of 60 blocks cached, {on.num_steps - off.num_steps} steps "
+     f"more; locked: up to {most['cache on, locked']['l']}, {locked.num_steps - off.num_steps} steps more",
      "PAV holds, and L33 6.2, which calls them reclaimable; L33 8.1-4 for locked blocks"
      if on.num_steps == off.num_steps else "L33 8.1-4 holds"),
     ("C44", "sharers of cached blocks are parted by copy-on-write (PAV 3.4)",
@@ -1044,7 +1044,7 @@ verdicts = [
      ("holds for the cache" if by_cache else "contradicted for the cache")
      + (", holds for forks of a block that is not full" if by_fork else ", contradicted for forks")),
     ("PAV 6", "the cache never changes an output",
-     f"{sum(outputs[name] == outputs_off[name] for name in outputs)} of {len(outputs)} requests of the chats: same tokens",
+     f"same tokens for {sum(outputs[name] == outputs_off[name] for name in outputs)} of {len(outputs)} requests",
      "holds" if outputs == outputs_off else "contradicted"),
 ]
 
