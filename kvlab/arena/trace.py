@@ -1,0 +1,150 @@
+"""One seeded stream of requests through any arena, and where each slot is after every step (L33 1; lab 02).
+
+    make_jobs(seed) -> [Job]      run_contiguous(arena, jobs, reserve) --+--> [Moment]: Waste, spans for drawing,
+                                  run_paged(arena, jobs) ---------------'              who runs, who waits
+
+First come, first served. A step: enter while the next one fits; everybody writes one more token; who is complete
+leaves. Times are steps, sizes are slots. Only memory limits here: no seats, no token budget.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvlab.arena.contiguous import ArenaBase
+from kvlab.arena.paged import PagedBase, measure_paged
+from kvlab.arena.waste import Waste, measure
+
+
+class Job(NamedTuple):
+    """A request: `prompt` tokens at its start, `final` tokens when it ends."""
+
+    name: str
+    prompt: int
+    final: int
+
+
+class Span(NamedTuple):
+    """`size` slots from `start` on, held by `owner`: `used` have a token, `final` will have one before it ends."""
+
+    start: int
+    size: int
+    owner: str
+    used: int
+    final: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What stands in memory after a step."""
+
+    step: int
+    waste: Waste
+    spans: Sequence[Span]
+    running: int
+    waiting: int
+    finished: int
+    preempted: int  # so far
+    blocked: bool  # somebody waits although more slots are free than it asks for
+
+
+@dataclass
+class _Run:
+    waiting: deque[Job]
+    used: dict[str, int] = field(default_factory=dict)  # running or preempted -> tokens written
+    running: dict[str, Job] = field(default_factory=dict)  # in order of admission
+    finished: int = 0
+    preempted: int = 0
+
+    def enter(self) -> None:
+        job = self.waiting.popleft()
+        self.running[job.name] = job
+        self.used.setdefault(job.name, job.prompt)
+
+    def complete(self) -> list[Job]:
+        done = [job for job in self.running.values() if self.used[job.name] >= job.final]
+        for job in done:
+            del self.running[job.name], self.used[job.name]
+        self.finished += len(done)
+        return done
+
+    @property
+    def progress(self) -> dict[str, tuple[int, int]]:
+        return {name: (self.used[name], job.final) for name, job in self.running.items()}
+
+
+def make_jobs(number: int, seed: int, low: int, high: int, prompt: int = 0) -> list[Job]:
+    """`number` requests named r0, r1, ...; outputs uniform on low .. high, after `prompt` tokens each."""
+    draw = random.Random(seed)
+    return [Job(f"r{i}", prompt, prompt + draw.randint(low, high)) for i in range(number)]
+
+
+def run_contiguous(arena: ArenaBase, jobs: Sequence[Job], reserve: Callable[[Job], int],
+                   most_steps: int = 100_000) -> list[Moment]:  # fmt: skip
+    """Every request reserves `reserve(job)` slots from admission to its end. The arena must have allocate and free.
+
+    ValueError if a request reserves less than it will write, or can never be placed.
+    """
+    for job in jobs:
+        if not job.final <= reserve(job) <= arena.capacity:
+            raise ValueError(f"{job} reserves {reserve(job)} of {arena.capacity} slots: it needs {job.final}")
+    run, moments = _Run(deque(jobs)), []
+    while (run.waiting or run.running) and len(moments) < most_steps:
+        while run.waiting and arena.allocate(run.waiting[0].name, reserve(run.waiting[0])) is not None:
+            run.enter()
+        for name in run.running:
+            run.used[name] += 1
+        progress = run.progress
+        need = reserve(run.waiting[0]) if run.waiting else 1
+        spans = [Span(r.start - arena.start, r.size, r.owner, *progress[r.owner]) for r in arena.regions]
+        blocked = bool(run.waiting) and arena.free_total >= need
+        moments.append(Moment(len(moments), measure(arena, progress, need), spans, len(run.running), len(run.waiting),
+                              run.finished, 0, blocked))  # fmt: skip
+        for job in run.complete():
+            arena.free(job.name)
+    return moments
+
+
+def run_paged(arena: PagedBase, jobs: Sequence[Job], most_steps: int = 100_000) -> list[Moment]:
+    """Blocks come as tokens do. When they run out the youngest gives its blocks back and waits, first in the line;
+    its tokens are computed again, all in one step, when it comes back.
+
+    The arena must have grow and free. ValueError if a request can never fit.
+    """
+    for job in jobs:
+        if job.final > arena.capacity:
+            raise ValueError(f"{job} needs {job.final} of {arena.capacity} slots: give the arena more blocks")
+    run, moments = _Run(deque(jobs)), []
+    while (run.waiting or run.running) and len(moments) < most_steps:
+        for name in list(run.running):
+            while name in run.running and not arena.grow(name, run.used[name] + 1):
+                youngest = run.running.pop(next(reversed(run.running)))
+                arena.free(youngest.name)
+                run.waiting.appendleft(youngest)
+                run.preempted += 1
+        while run.waiting and _enters(arena, run):
+            run.enter()
+        for name in run.running:
+            run.used[name] += 1
+        progress, size = run.progress, arena.block_size
+        spans = []
+        for owner, table in arena.tables.items():
+            used, final = progress[owner]
+            for index, block in enumerate(table):
+                inside = [min(max(n - index * size, 0), size) for n in (used, final)]
+                spans.append(Span(block * size, size, owner, *inside))
+        moments.append(Moment(len(moments), measure_paged(arena, progress), sorted(spans), len(run.running),
+                              len(run.waiting), run.finished, run.preempted, False))  # fmt: skip
+        for job in run.complete():
+            arena.free(job.name)
+    return moments
+
+
+def _enters(arena: PagedBase, run: _Run) -> bool:
+    """Give the first that waits its blocks, if that leaves one for each that runs; somebody must run."""
+    job = run.waiting[0]
+    tokens = run.used.get(job.name, job.prompt) + 1
+    spare = len(arena.free_blocks) - -(-tokens // arena.block_size)
+    return spare >= len(run.running) and arena.grow(job.name, tokens)
