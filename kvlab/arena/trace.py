@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from kvlab.arena.contiguous import ArenaBase
 from kvlab.arena.paged import PagedBase, measure_paged
-from kvlab.arena.waste import Waste, measure
+from kvlab.arena.waste import Waste
+from kvlab.arena.waste import measure as our_measure
 
 
 class Job(NamedTuple):
@@ -82,8 +83,10 @@ def make_jobs(number: int, seed: int, low: int, high: int, prompt: int = 0) -> l
 
 
 def run_contiguous(arena: ArenaBase, jobs: Sequence[Job], reserve: Callable[[Job], int],
-                   most_steps: int = 100_000) -> list[Moment]:  # fmt: skip
+                   measure: Callable[..., Waste] = our_measure, most_steps: int = 100_000) -> list[Moment]:  # fmt: skip
     """Every request reserves `reserve(job)` slots from admission to its end. The arena must have allocate and free.
+
+    measure: where each slot is; lab 02 hands in the student's.
 
     ValueError if a request reserves less than it will write, or can never be placed.
     """

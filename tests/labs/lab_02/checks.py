@@ -88,9 +88,9 @@ class FirstFit(Exercise):
             "else: del self.holes[index]. Test with `index is None`: the hole with index 0 is a hole too."),
     )  # fmt: skip
     examples = (
+        Trace(([["x", 2], [None, 3], ["y", 1], [None, 5]],), (("choose", 3), ("choose", 4), ("choose", 6))),
         Trace(([[None, 8]],), (("allocate", "A", 3), ("holes",), ("held",))),
         Trace(([[None, 4]],), (("allocate", "A", 4), ("holes",), ("allocate", "B", 1))),
-        Trace(([["x", 2], [None, 3], ["y", 1], [None, 5]],), (("choose", 3), ("choose", 4), ("choose", 6))),
         Trace(([["x", 2], [None, 3], ["y", 1], [None, 5]],),
               (("allocate", "A", 4), ("holes",), ("allocate", "B", 2), ("holes",), ("held",))),
         Trace(([[None, 4], ["x", 2], [None, 2], ["y", 3], [None, 3]],), (("allocate", "D", 5), ("holes",), ("held",)),
