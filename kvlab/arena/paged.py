@@ -20,7 +20,7 @@ class PagedBase:
         _whole("num_blocks", num_blocks, at_least=1)
         _whole("block_size", block_size, at_least=1)
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.free_blocks: list[int] = list(range(num_blocks))
+        self.free_blocks: list[int] = list(reversed(range(num_blocks)))  # pop() gives the lowest id first
         self.tables: dict[Hashable, list[int]] = {}
 
     @property
@@ -39,7 +39,7 @@ class PagedArena(PagedBase):
             return False
         table = self.tables.setdefault(owner, [])
         for _ in range(missing):
-            table.append(self.free_blocks.pop(0))
+            table.append(self.free_blocks.pop())
         return True
 
     def free(self, owner: Hashable) -> None:

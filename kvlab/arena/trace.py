@@ -1,7 +1,7 @@
 """One seeded stream of requests through any arena, and where each slot is after every step (L33 1; lab 02).
 
-    make_jobs(seed) -> [Job]      run_contiguous(arena, jobs, reserve) --+--> [Moment]: Waste, spans for drawing,
-                                  run_paged(arena, jobs) ---------------'              who runs, who waits
+    make_jobs(50, 450, seed) -> [Job] --> run_contiguous(arena, jobs, reserve) --+--> [Moment]: Waste, who runs and
+                                          run_paged(arena, jobs) ----------------'    waits, spans for drawing
 
 First come, first served. A step: enter while the next one fits; everybody writes one more token; who is complete
 leaves. Times are steps, sizes are slots. Only memory limits here: no seats, no token budget.
@@ -43,7 +43,7 @@ class Moment:
 
     step: int
     waste: Waste
-    spans: Sequence[Span]
+    spans: Sequence[Span]  # empty unless asked for
     running: int
     waiting: int
     finished: int
@@ -76,14 +76,18 @@ class _Run:
         return {name: (self.used[name], job.final) for name, job in self.running.items()}
 
 
-def make_jobs(number: int, seed: int, low: int, high: int, prompt: int = 0) -> list[Job]:
-    """`number` requests named r0, r1, ...; outputs uniform on low .. high, after `prompt` tokens each."""
-    draw = random.Random(seed)
-    return [Job(f"r{i}", prompt, prompt + draw.randint(low, high)) for i in range(number)]
+def make_jobs(low: int, high: int, seed: int, prompt: int = 0) -> list[Job]:
+    """One request for each number of outputs low .. high, after `prompt` tokens, in random order; named r0, r1, ...
+
+    Every length once, so that averages over requests are what the uniform distribution says, without noise.
+    """
+    outputs = list(range(low, high + 1))
+    random.Random(seed).shuffle(outputs)
+    return [Job(f"r{i}", prompt, prompt + n) for i, n in enumerate(outputs)]
 
 
 def run_contiguous(arena: ArenaBase, jobs: Sequence[Job], reserve: Callable[[Job], int],
-                   measure: Callable[..., Waste] = our_measure, most_steps: int = 100_000) -> list[Moment]:  # fmt: skip
+                   measure: Callable[..., Waste] = our_measure, with_spans: bool = False) -> list[Moment]:  # fmt: skip
     """Every request reserves `reserve(job)` slots from admission to its end. The arena must have allocate and free.
 
     measure: where each slot is; lab 02 hands in the student's.
@@ -94,14 +98,16 @@ def run_contiguous(arena: ArenaBase, jobs: Sequence[Job], reserve: Callable[[Job
         if not job.final <= reserve(job) <= arena.capacity:
             raise ValueError(f"{job} reserves {reserve(job)} of {arena.capacity} slots: it needs {job.final}")
     run, moments = _Run(deque(jobs)), []
-    while (run.waiting or run.running) and len(moments) < most_steps:
+    while run.waiting or run.running:
         while run.waiting and arena.allocate(run.waiting[0].name, reserve(run.waiting[0])) is not None:
             run.enter()
         for name in run.running:
             run.used[name] += 1
         progress = run.progress
         need = reserve(run.waiting[0]) if run.waiting else 1
-        spans = [Span(r.start - arena.start, r.size, r.owner, *progress[r.owner]) for r in arena.regions]
+        spans = []
+        if with_spans:
+            spans = [Span(r.start - arena.start, r.size, r.owner, *progress[r.owner]) for r in arena.regions]
         blocked = bool(run.waiting) and arena.free_total >= need
         moments.append(Moment(len(moments), measure(arena, progress, need), spans, len(run.running), len(run.waiting),
                               run.finished, 0, blocked))  # fmt: skip
@@ -110,7 +116,7 @@ def run_contiguous(arena: ArenaBase, jobs: Sequence[Job], reserve: Callable[[Job
     return moments
 
 
-def run_paged(arena: PagedBase, jobs: Sequence[Job], most_steps: int = 100_000) -> list[Moment]:
+def run_paged(arena: PagedBase, jobs: Sequence[Job], with_spans: bool = False) -> list[Moment]:
     """Blocks come as tokens do. When they run out the youngest gives its blocks back and waits, first in the line;
     its tokens are computed again, all in one step, when it comes back.
 
@@ -120,7 +126,7 @@ def run_paged(arena: PagedBase, jobs: Sequence[Job], most_steps: int = 100_000) 
         if job.final > arena.capacity:
             raise ValueError(f"{job} needs {job.final} of {arena.capacity} slots: give the arena more blocks")
     run, moments = _Run(deque(jobs)), []
-    while (run.waiting or run.running) and len(moments) < most_steps:
+    while run.waiting or run.running:
         for name in list(run.running):
             while name in run.running and not arena.grow(name, run.used[name] + 1):
                 youngest = run.running.pop(next(reversed(run.running)))
@@ -131,18 +137,23 @@ def run_paged(arena: PagedBase, jobs: Sequence[Job], most_steps: int = 100_000) 
             run.enter()
         for name in run.running:
             run.used[name] += 1
-        progress, size = run.progress, arena.block_size
-        spans = []
-        for owner, table in arena.tables.items():
-            used, final = progress[owner]
-            for index, block in enumerate(table):
-                inside = [min(max(n - index * size, 0), size) for n in (used, final)]
-                spans.append(Span(block * size, size, owner, *inside))
-        moments.append(Moment(len(moments), measure_paged(arena, progress), sorted(spans), len(run.running),
+        progress = run.progress
+        spans = _block_spans(arena, progress) if with_spans else []
+        moments.append(Moment(len(moments), measure_paged(arena, progress), spans, len(run.running),
                               len(run.waiting), run.finished, run.preempted, False))  # fmt: skip
         for job in run.complete():
             arena.free(job.name)
     return moments
+
+
+def _block_spans(arena: PagedBase, progress: dict[str, tuple[int, int]]) -> list[Span]:
+    """A Span for every block that somebody owns."""
+    spans, size = [], arena.block_size
+    for owner, table in arena.tables.items():
+        for index, block in enumerate(table):
+            used, final = (min(max(n - index * size, 0), size) for n in progress[owner])
+            spans.append(Span(block * size, size, owner, used, final))
+    return spans
 
 
 def _enters(arena: PagedBase, run: _Run) -> bool:

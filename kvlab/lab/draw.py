@@ -4,10 +4,14 @@ mark differs in its pattern too, so that a greyscale print can be read.
     memory(ax, spans, capacity, per_row)     who holds which slots (lab 02)
     waste_areas(ax, moments)                 the five kinds of slots over time (lab 02)
     waste_bars(ax, {name: shares})           the same, averaged, one bar a scheme (lab 02)
-    slider(draw, last)                       redraw at the step that a slider shows
+    slider(make, last)                       the figure of the step that a slider shows
+    table(heads, rows)                       a small table
 """
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from io import BytesIO
 from typing import Any
 
 from kvlab.arena import Moment, Span
@@ -25,6 +29,7 @@ INK, PALE = "#222222", "#BBBBBB"
 
 def memory(ax: Any, spans: Sequence[Span], capacity: int, per_row: int, title: str = "") -> None:
     """The slots of an arena, `per_row` to a row. Solid: holds a token. Dots: will. Strokes: never will. White: free."""
+    from matplotlib.colors import to_rgba
     from matplotlib.patches import Rectangle
 
     rows = -(-capacity // per_row)
@@ -34,13 +39,13 @@ def memory(ax: Any, spans: Sequence[Span], capacity: int, per_row: int, title: s
     for span in spans:
         face = OWNERS[_number(span.owner) % len(OWNERS)]
         parts = (
-            (0, span.used, {"facecolor": face, "linewidth": 0}),
-            (span.used, span.final, {"facecolor": "white", "edgecolor": face, "hatch": "...", "linewidth": 0}),
-            (span.final, span.size, {"facecolor": "white", "edgecolor": PALE, "hatch": "//", "linewidth": 0}),
+            (0, span.used, {"facecolor": face}),
+            (span.used, span.final, {"facecolor": to_rgba(face, 0.25), "edgecolor": "#666666", "hatch": "..."}),
+            (span.final, span.size, {"facecolor": "white", "edgecolor": PALE, "hatch": "//"}),
         )
         for begin, end, style in parts:
             for row, x, width in _cut(span.start + begin, span.start + end, per_row):
-                ax.add_patch(Rectangle((x, row), width, 0.8, **style))
+                ax.add_patch(Rectangle((x, row), width, 0.8, linewidth=0, **style))
         pieces = _cut(span.start, span.start + span.size, per_row)
         for row, x, width in pieces:
             ax.add_patch(Rectangle((x, row), width, 0.8, fill=False, edgecolor=INK, linewidth=1))
@@ -65,9 +70,9 @@ def waste_areas(ax: Any, moments: Sequence[Moment], title: str = "") -> None:
     for kind, (face, hatch, words) in KINDS.items():
         upper = [a + b for a, b in zip(lower, shares[kind], strict=True)]
         ax.fill_between(steps, lower, upper, facecolor=face, hatch=hatch, edgecolor=INK, linewidth=0.3, step="post")
-        if max(shares[kind]) > 9:
-            inner = range(len(steps) // 6, max(len(steps) * 5 // 6, 1))
-            at = max(inner, key=lambda i, s=shares[kind]: min(s[max(i - 9, 0) : i + 9]))
+        inner = range(len(steps) // 5, max(len(steps) * 4 // 5, 1))
+        at = max(inner, key=lambda i, s=shares[kind]: min(s[max(i - 9, 0) : i + 9]))
+        if shares[kind][at] > 12:
             ax.text(steps[at], (lower[at] + upper[at]) / 2, words, ha="center", va="center", fontsize=9, color=INK,
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5})  # fmt: skip
         lower = upper
@@ -83,7 +88,7 @@ def waste_bars(ax: Any, schemes: Mapping[str, Mapping[str, float]]) -> None:
             width = 100 * shares[kind]
             ax.barh(row, width, left=left, color=face, hatch=hatch, edgecolor=INK, linewidth=0.6, height=0.6)
             if width > 4:
-                text = f"{words}\n{width:.0f}%" if width > 13 else f"{width:.0f}%"
+                text = f"{words}\n{width:.0f}%" if width > 9 else f"{width:.0f}%"
                 ax.text(left + width / 2, row, text, ha="center", va="center", fontsize=9, color=INK,
                         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5})  # fmt: skip
             left += width
@@ -95,18 +100,55 @@ def waste_bars(ax: Any, schemes: Mapping[str, Mapping[str, float]]) -> None:
     ax.tick_params(left=False)
 
 
-def slider(draw: Callable[[int], None], last: int, start: int = 0, label: str = "step") -> None:
-    """A slider from 0 to `last`; draw(step) makes and shows a figure. Without ipywidgets: the figure at `start`."""
+def slider(make: Callable[[int], Any], last: int, start: int = 0, label: str = "step") -> None:
+    """A slider from 0 to `last` over the figure that make(step) gives; the figure at `start` where no widgets run.
+
+    The figure goes into an image, not an Output widget: nothing flickers, and it runs where nobody looks (nbclient).
+    """
+    import matplotlib.pyplot as plt
+
     try:
-        from ipywidgets import IntSlider, interactive
+        from ipywidgets import Image, IntSlider, Layout, VBox
     except ImportError:
-        draw(start)
+        make(start)
+        plt.show()
         return
     from IPython.display import display
 
-    made = interactive(draw, **{"step": IntSlider(start, 0, last, description=label, continuous_update=False)})
-    made.children[-1].layout.min_height = "320px"  # so that the page does not jump while it is redrawn
-    display(made)
+    def picture(step: int) -> bytes:
+        figure, file = make(step), BytesIO()
+        figure.savefig(file, format="png", dpi=90)
+        plt.close(figure)
+        return file.getvalue()
+
+    class Player(VBox):
+        def _repr_mimebundle_(self, **options: Any) -> Any:
+            """With a picture for pages without widgets: a printed notebook, HTML."""
+            bundle = super()._repr_mimebundle_(**options)
+            bundle["image/png"] = b64encode(picture(start)).decode()
+            return bundle
+
+    chosen = IntSlider(start, 0, last, description=label, layout=Layout(width="90%"))
+    image = Image(value=picture(start), format="png")
+    chosen.observe(lambda change: setattr(image, "value", picture(change["new"])), names="value")
+    display(Player([chosen, image]))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Show rows of short texts as a table; plain columns where there is no HTML."""
+    from IPython.display import display
+
+    cells = [[str(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = ["  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in [list(heads), *cells]]
+    styles = ["text-align:left;white-space:nowrap", *["text-align:left"] * (len(heads) - 1)]
+    marked = [
+        "".join(f"<{tag} style='{style}'>{escape(value)}</{tag}>" for value, style in zip(row, styles, strict=True))
+        for tag, row in [("th", heads), *(("td", row) for row in cells)]
+    ]
+    head, *body = (f"<tr>{row}</tr>" for row in marked)
+    html = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+    display({"text/plain": "\n".join(lines), "text/html": html}, raw=True)
 
 
 def _number(owner: object) -> int:
