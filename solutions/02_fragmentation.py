@@ -9,8 +9,8 @@
 # %% [markdown] lang="en"
 # # Lab 02: Fragmentation
 #
-# **A GPU can be full and nearly empty at the same time.** In this lab you build the memory manager that makes it so, measure
-# where every slot has gone, and then build the one that does not.
+# **A GPU can be full and nearly empty at the same time.** In this lab you build the memory manager that makes it so,
+# measure where every slot has gone, and then build the one that does not.
 #
 # It goes with L33 0.2, 1.1 to 1.4, 7.1 and A.3, and with PAV 1 and 4. You need no GPU and no torch.
 
@@ -38,9 +38,10 @@ check, hint = lab.check, lab.hint
 #
 # A slot (槽位) is room for the K and V of one token. Our pool has 2,048 of them.
 #
-# Sixteen requests wait at the door. Nobody knows how long each answer will be. What is known is the limit: 512 tokens. So the
-# engine sets aside 512 slots for each, side by side, because its attention kernel wants one straight run of memory. This is
-# contiguous allocation (连续分配). 2,048 / 512 = 4: the engine lets four requests in, and says that it is full.
+# Sixteen requests wait at the door. Nobody knows how long each answer will be. What is known is the limit: 512
+# tokens. So the engine sets aside 512 slots for each, side by side, because its attention kernel wants one straight
+# run of memory. This is contiguous allocation (连续分配). 2,048 / 512 = 4: the engine lets four requests in, and says
+# that it is full.
 #
 # These are the lengths that the sixteen requests will turn out to have, prompt and answer together. They are PAV 4's.
 
@@ -58,9 +59,9 @@ LENGTHS = [40, 128, 300, 64, 210, 96, 180, 48, 150, 80, 60, 420, 33, 256, 90, 11
 POOL, LIMIT = 2_048, 512
 
 # %% [markdown] lang="en"
-# **Predict.** The first four requests have all but finished: each is at its full length, so the pool is as well used as it will
-# ever be. What percentage of the 2,048 slots holds a token? Replace `None` by your guess, then run the cell. Nobody grades it.
-# A guess that you have written down makes you look twice at the answer.
+# **Predict.** The first four requests have all but finished: each is at its full length, so the pool is as well used
+# as it will ever be. What percentage of the 2,048 slots holds a token? Replace `None` by your guess, then run the
+# cell. Nobody grades it. A guess that you have written down makes you look twice at the answer.
 
 # %% [markdown] lang="zh"
 # **先猜。** 设想前四个请求都快结束了，各自到达最终长度，也就是池子用得最充分的一刻。2,048 个槽位里，有百分之几真的放着 token？把 `None` 换成你的猜测，再运行。猜测不计分；但写下来的猜测会让你更认真地看答案。
@@ -81,12 +82,12 @@ plt.show()
 lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 
 # %% [markdown] lang="en"
-# Look at row D. It holds 64 tokens and keeps 448 slots from everybody else until it ends. Twelve requests are waiting for
-# those slots.
+# Look at row D. It holds 64 tokens and keeps 448 slots from everybody else until it ends. Twelve requests are waiting
+# for those slots.
 #
-# In this lab you find out how much of this is the price of **not knowing** the length, how much is the price of **waiting**
-# for tokens to come, and how much is the price of memory that has **holes**. The three are often thrown together. They have
-# different cures.
+# In this lab you find out how much of this is the price of **not knowing** the length, how much is the price of
+# **waiting** for tokens to come, and how much is the price of memory that has **holes**. The three are often thrown
+# together. They have different cures.
 
 # %% [markdown] lang="zh"
 # 看 D 那一行。它只有 64 个 token，却在结束之前一直占着另外 448 个槽位；而门外有十二个请求正等着这些槽位。
@@ -99,8 +100,8 @@ lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 # Take a pencil; it is three minutes well spent.
 #
 # 1. A request reserves 2,048 slots and ends after 80 tokens. Which share did it use?
-# 2. A region of 10 slots. The request in it has written 2 tokens; it will end with 6. How many slots are in use, how many will
-#    be written later, and how many never?
+# 2. A region of 10 slots. The request in it has written 2 tokens; it will end with 6. How many slots are in use, how
+#    many will be written later, and how many never?
 # 3. Memory, in GB: `A 1 | free 2 | B 4 | free 1 | C 3 | free 1.5`. How much is free? Does a request of 2.5 fit?
 #
 # ## 3. The formal model
@@ -117,8 +118,8 @@ lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 #
 # > **used + reservation + internal + external + placeable = capacity**
 #
-# and utilisation (利用率) is used / capacity. This sum is our sanity check all through the lab: a slot that is counted twice
-# or forgotten breaks it.
+# and utilisation (利用率) is used / capacity. This sum is our sanity check all through the lab: a slot that is counted
+# twice or forgotten breaks it.
 
 # %% [markdown] lang="zh"
 # ## 2. 手算
@@ -158,8 +159,8 @@ ax.set_title(title, loc="left", fontsize=11)
 plt.show()
 
 # %% [markdown] lang="en"
-# Two warnings. Only hindsight can tell *reservation* from *internal*: it takes the final length. And *external* depends on who
-# asks: a hole of 20 is useless to a request of 25 and fine for one of 5.
+# Two warnings. Only hindsight can tell *reservation* from *internal*: it takes the final length. And *external*
+# depends on who asks: a hole of 20 is useless to a request of 25 and fine for one of 5.
 
 # %% [markdown] lang="zh"
 # 两点提醒。第一，只有事后才分得清 reservation 与 internal，因为要知道最终长度。第二，external 取决于谁来要：20 个槽位的洞，对要 25 的请求毫无用处，对要 5 的请求正合适。
@@ -167,7 +168,8 @@ plt.show()
 # %% [markdown] lang="en"
 # ## 4. Build: a contiguous arena
 #
-# An arena (内存区) hands out stretches of memory. `ArenaBase` is given: it keeps the state, and you write what changes it.
+# An arena (内存区) hands out stretches of memory. `ArenaBase` is given: it keeps the state, and you write what changes
+# it.
 #
 # | attribute | |
 # |---|---|
@@ -175,8 +177,9 @@ plt.show()
 # | `self.held` | owner -> its `Region(start, size, owner)` |
 # | `self.capacity`, `self.start` | how many slots, and the id of the first one |
 #
-# `Region` is a named tuple: read `hole.start` and `hole.size`; to change one, make a new one. `self.check(owner, size)` raises
-# the `ValueError` for an owner that has a region already. `arena.free_total` and `arena.largest_hole` are given too.
+# `Region` is a named tuple: read `hole.start` and `hole.size`; to change one, make a new one. `self.check(owner,
+# size)` raises the `ValueError` for an owner that has a region already. `arena.free_total` and `arena.largest_hole`
+# are given too.
 
 # %% [markdown] lang="zh"
 # ## 4. 动手：连续内存区
@@ -203,10 +206,11 @@ print("free in all:", arena.free_total, "  largest hole:", arena.largest_hole)
 # %% [markdown] lang="en"
 # ### Exercise 1: first fit (首次适配)
 #
-# Two methods. `choose` only looks: which is the first hole, by address, that is large enough? `allocate` acts: the region takes
-# the **front** of that hole, and what is left stays a hole.
+# Two methods. `choose` only looks: which is the first hole, by address, that is large enough? `allocate` acts: the
+# region takes the **front** of that hole, and what is left stays a hole.
 #
-# Work it out on paper first: holes of 3 and 5, and somebody asks for 5. Then for 2. What does `self.holes` look like after each?
+# Work it out on paper first: holes of 3 and 5, and somebody asks for 5. Then for 2. What does `self.holes` look like
+# after each?
 
 # %% [markdown] lang="zh"
 # ### 练习 1：首次适配（first fit）
@@ -254,9 +258,9 @@ check("first_fit")
 #
 # ### Exercise 2: merging (合并)
 #
-# A request ends and gives its region back. If you only put it into the list of holes, memory turns to gravel: two holes of 3,
-# side by side, refuse a request of 6. So the freed region must be **joined with the hole on its left and the one on its
-# right**, if they touch it.
+# A request ends and gives its region back. If you only put it into the list of holes, memory turns to gravel: two
+# holes of 3, side by side, refuse a request of 6. So the freed region must be **joined with the hole on its left and
+# the one on its right**, if they touch it.
 #
 # Draw the four cases: a hole on the left, on the right, on both sides, on neither.
 
@@ -300,11 +304,11 @@ check("merge")
 # %% [markdown] lang="en"
 # ### The honeycomb
 #
-# Now replay the third pencil question on your arena. The unit is half a gigabyte, so 25 units are 12.5 GB. A, x, B, y and C
-# come in; x and y end; D asks for 2.5 GB.
+# Now replay the third pencil question on your arena. The unit is half a gigabyte, so 25 units are 12.5 GB. A, x, B, y
+# and C come in; x and y end; D asks for 2.5 GB.
 #
-# **Predict.** 4.5 GB are free. How many more GB would have to become free, at the least, before D can be placed somewhere?
-# Look at the sizes of the regions: which neighbour would have to go?
+# **Predict.** 4.5 GB are free. How many more GB would have to become free, at the least, before D can be placed
+# somewhere? Look at the sizes of the regions: which neighbour would have to go?
 
 # %% [markdown] lang="zh"
 # ### 蜂窝
@@ -345,9 +349,10 @@ for owner, region in honeycomb.held.items():
 lab.compare("honeycomb", min(enough))
 
 # %% [markdown] lang="en"
-# Look at the white parts. They add up to 4.5 GB, and D finds no place: that is external fragmentation. One small request, in
-# the right place, can make all the difference: when A ends, its single gigabyte and the hole beside it are 3 GB in one piece.
-# A general-purpose allocator could move A aside. A KV cache cannot: attention reads A's K and V at every step.
+# Look at the white parts. They add up to 4.5 GB, and D finds no place: that is external fragmentation. One small
+# request, in the right place, can make all the difference: when A ends, its single gigabyte and the hole beside it
+# are 3 GB in one piece. A general-purpose allocator could move A aside. A KV cache cannot: attention reads A's K and
+# V at every step.
 
 # %% [markdown] lang="zh"
 # 看白色的部分：加起来 4.5 GB，D 却无处可放，这就是外部碎片。位置合适的话，一个小请求就能改变全局：A 一结束，它的 1 GB 与旁边的洞连成完整的 3 GB。通用的分配器也许可以把 A 挪一挪；KV 缓存不行，因为注意力每一步都在读 A 的 K 和 V。
@@ -355,8 +360,8 @@ lab.compare("honeycomb", min(enough))
 # %% [markdown] lang="en"
 # ### Exercise 3: which hole?
 #
-# First fit is not the only rule. Best fit (最佳适配) takes the smallest hole that will do, so as to spoil the large ones least.
-# Worst fit (最差适配) takes the largest, so that what is left over is still of use. Write all three as one choice.
+# First fit is not the only rule. Best fit (最佳适配) takes the smallest hole that will do, so as to spoil the large ones
+# least. Worst fit (最差适配) takes the largest, so that what is left over is still of use. Write all three as one choice.
 
 # %% [markdown] lang="zh"
 # ### 练习 3：选哪个洞？
@@ -387,8 +392,8 @@ check("fits")
 #
 # Now measure. Three small functions, and one that puts every slot of an arena into its place.
 #
-# For `external_waste`, take each hole by itself: it gives room to as many regions of `need` as fit, and what is over is
-# waste. A hole of 7 and `need` 5: 5 are placeable, 2 are external.
+# For `external_waste`, take each hole by itself: it gives room to as many regions of `need` as fit, and what is over
+# is waste. A hole of 7 and `need` 5: 5 are placeable, 2 are external.
 
 # %% [markdown] lang="zh"
 # ### 练习 4：三种浪费
@@ -447,17 +452,16 @@ check("wastes")
 # %% [markdown] lang="en"
 # ## 5. Watch it run: what if we knew the lengths?
 #
-# Here is a stream of 401 requests, one for each length from 50 to 450 tokens, in random order, first come, first served, in
-# 16,384 slots. In every step each
-# running request writes one token; who is complete leaves; who fits enters. We run it three times, and each time the engine
-# knows more about the length when it reserves:
+# Here is a stream of 401 requests, one for each length from 50 to 450 tokens, in random order, first come, first
+# served, in 16,384 slots. In every step each running request writes one token; who is complete leaves; who fits
+# enters. We run it three times, and each time the engine knows more about the length when it reserves:
 #
 # 1. **the limit**: 2,048 slots for everybody;
 # 2. **a good guess**: the next power of two above the true length;
 # 3. **an oracle**: the true length, to the token.
 #
-# **Predict.** With the oracle, nothing is reserved in vain: no internal waste at all. Which share of the slots holds a token, on
-# average over time?
+# **Predict.** With the oracle, nothing is reserved in vain: no internal waste at all. Which share of the slots holds
+# a token, on average over time?
 
 # %% [markdown] lang="zh"
 # ## 5. 运行：假如事先知道长度？
@@ -502,13 +506,13 @@ plt.show()
 lab.compare("oracle", 100 * shares["an oracle"]["used"])
 
 # %% [markdown] lang="en"
-# Look at the oracle's bar. Internal waste is gone, and still more than half of the memory holds nothing. Its larger part is
-# *reservation*: slots that will be written, but not yet. On average a request is half-way through, so half of what it owns
-# is still to come. No prophet can help against that. Only giving memory **when it is needed** can.
+# Look at the oracle's bar. Internal waste is gone, and still more than half of the memory holds nothing. Its larger
+# part is *reservation*: slots that will be written, but not yet. On average a request is half-way through, so half of
+# what it owns is still to come. No prophet can help against that. Only giving memory **when it is needed** can.
 #
-# And look where external waste appears. With equal reservations it is zero, since every hole fits everybody. It comes in with
-# regions of different sizes. So the worst internal waste and the worst external waste **do not occur together**. Remember
-# this when somebody multiplies the two.
+# And look where external waste appears. With equal reservations it is zero, since every hole fits everybody. It comes
+# in with regions of different sizes. So the worst internal waste and the worst external waste **do not occur
+# together**. Remember this when somebody multiplies the two.
 
 # %% [markdown] lang="zh"
 # 看 an oracle 那一条：内部碎片没有了，可还有一半以上的内存什么也没放。其中大头是 reservation，也就是将来会写、现在还没写的槽位。平均而言，一个请求正好走到一半，所以它占的地方有一半还没用上。再灵的先知也治不了这个；能治的，只有**用到时才给**。
@@ -524,14 +528,14 @@ for ax, (name, moments) in zip(axes, runs.items()):
 plt.show()
 
 # %% [markdown] lang="en"
-# The first 900 steps of each run, each slot counted in one band. All start together, so the first wave is a slow ramp; later
-# the requests are out of step and the picture settles. In the middle and on the right, look at the dark band at the top:
-# holes. They hardly exist at the beginning. Fragmentation takes time, and it stays.
+# The first 900 steps of each run, each slot counted in one band. All start together, so the first wave is a slow
+# ramp; later the requests are out of step and the picture settles. In the middle and on the right, look at the dark
+# band at the top: holes. They hardly exist at the beginning. Fragmentation takes time, and it stays.
 #
 # ### Does the rule matter?
 #
-# Your exercise 3 in the same arena, with the good guess. `blocked` is the share of steps in which the first in line is refused
-# **although enough slots are free**.
+# Your exercise 3 in the same arena, with the good guess. `blocked` is the share of steps in which the first in line
+# is refused **although enough slots are free**.
 
 # %% [markdown] lang="zh"
 # 上图是各次运行的前 900 步，每个槽位只落在一条色带里。所有请求同时起步，所以第一波是缓慢的斜坡；后来大家错开，图像才稳定。看中间和右边两幅最上方的深色带：那是洞。一开始几乎没有，慢慢才有，来了就不走。
@@ -557,8 +561,9 @@ for fit in ("first", "best", "worst"):
     print(f"{fit:6} {len(moments):6,} {mean_shares(moments)['external']:9.1%} {blocked:9.0%}")
 
 # %% [markdown] lang="en"
-# First and best fit are within a few percent of each other; worst fit is the worst, as its name says: it uses up the large
-# holes first. And no rule makes the holes go away. The trouble is not the choice of the hole. It is that a request needs *one*.
+# First and best fit are within a few percent of each other; worst fit is the worst, as its name says: it uses up the
+# large holes first. And no rule makes the holes go away. The trouble is not the choice of the hole. It is that a
+# request needs *one*.
 
 # %% [markdown] lang="zh"
 # 首次适配与最佳适配只差百分之几；最差适配名副其实，因为它先把大洞用掉。没有哪条规则能让洞消失。问题不在于选哪个洞，而在于一个请求非要**一整个**洞不可。
@@ -566,21 +571,24 @@ for fit in ("first", "best", "worst"):
 # %% [markdown] lang="en"
 # ## 6. The arithmetic of waiting
 #
-# Simulations convince; formulas explain. A request reserves *R* slots. It starts with a prompt of *p* tokens and writes one
-# more in each step, *n* in all. In step *t* it holds *p + t*. What is its utilisation? There are three honest answers:
+# Simulations convince; formulas explain. A request reserves *R* slots. It starts with a prompt of *p* tokens and
+# writes one more in each step, *n* in all. In step *t* it holds *p + t*. What is its utilisation? There are three
+# honest answers:
 #
 # - **static**: at its end, averaged over requests. `(p + E[n]) / R`
 # - **per request**: averaged over its own steps, then over requests.
-# - **over time**: look at the arena at a random moment. Who do you see? A long request is there for more steps, so you meet it
-#   more often. This is residence weighting (停留时间加权): add up all slots held in all steps, and divide by the number of
-#   steps.
+# - **over time**: look at the arena at a random moment. Who do you see? A long request is there for more steps, so
+#   you meet it more often. This is residence weighting (停留时间加权): add up all slots held in all steps, and divide by
+#   the number of steps.
 #
-# By hand, with *p* = 0, *R* = 10 and two requests, *n* = 1 and *n* = 3. Per request: 1 is held on average by the first, (1 + 2 + 3) / 3 = 2
-# by the second, so (0.1 + 0.2) / 2 = 15%. Over time: 1 + (1 + 2 + 3) = 7 slots in 1 + 3 = 4 steps, so 17.5%.
+# By hand, with *p* = 0, *R* = 10 and two requests, *n* = 1 and *n* = 3. Per request: 1 is held on average by the
+# first, (1 + 2 + 3) / 3 = 2 by the second, so (0.1 + 0.2) / 2 = 15%. Over time: 1 + (1 + 2 + 3) = 7 slots in 1 + 3 =
+# 4 steps, so 17.5%.
 #
 # ### Exercise 5: in closed form
 #
-# *n* is uniform on the whole numbers from `low` to `high`. No loops: with 10,000 requests you would not want to add them up.
+# *n* is uniform on the whole numbers from `low` to `high`. No loops: with 10,000 requests you would not want to add
+# them up.
 
 # %% [markdown] lang="zh"
 # ## 6. 等待的算术
@@ -621,8 +629,9 @@ def expected_utilisation(low, high, reserve, prompt=0):
 check("expected")
 
 # %% [markdown] lang="en"
-# **Predict.** Lengths 50 to 450, 2,048 reserved. *Static* is 250 / 2,048 = 12.2%, and half of it, *per request*, is 6.1%. At a random
-# moment, is the share of slots that hold a token below 6.1%, between the two, or above 12.2%? Guess the number.
+# **Predict.** Lengths 50 to 450, 2,048 reserved. *Static* is 250 / 2,048 = 12.2%, and half of it, *per request*, is
+# 6.1%. At a random moment, is the share of slots that hold a token below 6.1%, between the two, or above 12.2%? Guess
+# the number.
 
 # %% [markdown] lang="zh"
 # **先猜。** 长度 50 到 450，预留 2,048。static 是 250 / 2,048 = 12.2%，per request 是它的一半，6.1%。那么在随机的一刻，放着 token 的槽位占比是低于 6.1%、介于两者之间，还是高于 12.2%？猜一个数。
@@ -657,8 +666,8 @@ plt.show()
 lab.compare("random moment", 100 * closed.over_time)
 
 # %% [markdown] lang="en"
-# Thick lines settle on thin ones: the formulas are right. *Per request* and *over time* differ by a fifth, and neither is
-# wrong. They answer different questions. If you ask how full your memory is, it is the green one.
+# Thick lines settle on thin ones: the formulas are right. *Per request* and *over time* differ by a fifth, and
+# neither is wrong. They answer different questions. If you ask how full your memory is, it is the green one.
 #
 # Now give each request a prompt of 200 tokens that is in the cache from its first step on.
 
@@ -674,13 +683,14 @@ for prompt in (0, 200, 1_000):
     print(f"prompt {prompt:5,}:   {shown}")
 
 # %% [markdown] lang="en"
-# A prompt of 200 more than doubles the utilisation, and *over time* is no longer near one half of *static*. The factor one
-# half belongs to requests that start from nothing.
+# A prompt of 200 more than doubles the utilisation, and *over time* is no longer near one half of *static*. The
+# factor one half belongs to requests that start from nothing.
 #
 # ## 7. Pages
 #
-# Give memory when it is needed: that is all there is to the cure. Cut the arena into blocks (块) of 16 slots. A request owns a
-# block table (块表), a list of block ids **in any order**. When its last block is full, it gets one more, from anywhere.
+# Give memory when it is needed: that is all there is to the cure. Cut the arena into blocks (块) of 16 slots. A
+# request owns a block table (块表), a list of block ids **in any order**. When its last block is full, it gets one
+# more, from anywhere.
 #
 # - no *reservation* beyond the last block, since nothing is set aside;
 # - no *external* waste, since every free block is as good as any other;
@@ -688,9 +698,9 @@ for prompt in (0, 200, 1_000):
 #
 # ### Exercise 6: grow, and free
 #
-# `PagedBase` keeps `self.free_blocks` (a list of ids that nobody owns), `self.tables` (owner -> list of block ids) and
-# `self.block_size`. `grow` is all or nothing: a request that gets half of what it needs is stuck, and so is who could have
-# used those blocks.
+# `PagedBase` keeps `self.free_blocks` (a list of ids that nobody owns), `self.tables` (owner -> list of block ids)
+# and `self.block_size`. `grow` is all or nothing: a request that gets half of what it needs is stuck, and so is who
+# could have used those blocks.
 
 # %% [markdown] lang="zh"
 # 200 个 token 的提示就让利用率翻了一倍多，而且 over time 不再接近 static 的一半。“二分之一”这个系数，只属于从零开始的请求。
@@ -714,6 +724,7 @@ for prompt in (0, 200, 1_000):
 
 # %%
 from kvlab.arena import PagedBase, measure_paged, run_paged
+
 
 # %% ex="paged"
 class PagedArena(PagedBase):
@@ -746,8 +757,8 @@ check("paged")
 # %% [markdown] lang="en"
 # ### The textbook's two experiments, on your arenas
 #
-# **Predict.** Back to the pool of section 1: 2,048 slots are 128 blocks, and contiguous allocation let 4 of the 16 requests in.
-# How many fit with pages, in the same order, each at its full length, up to the first that is refused?
+# **Predict.** Back to the pool of section 1: 2,048 slots are 128 blocks, and contiguous allocation let 4 of the 16
+# requests in. How many fit with pages, in the same order, each at its full length, up to the first that is refused?
 
 # %% [markdown] lang="zh"
 # ### 用你的内存区重做教材的两个实验
@@ -788,9 +799,9 @@ print(f"  {share / static.utilization:.2f} times as many requests in the same me
 lab.compare("paged pool", num_paged)
 
 # %% [markdown] lang="en"
-# Your arenas give the texts' numbers to the digit. Notice what kind of numbers they are: every request stands still at its full
-# length. No time passes. Let it pass: here is the same pool, with the same sixteen requests, step by step. A quarter of each
-# length is its prompt.
+# Your arenas give the texts' numbers to the digit. Notice what kind of numbers they are: every request stands still
+# at its full length. No time passes. Let it pass: here is the same pool, with the same sixteen requests, step by
+# step. A quarter of each length is its prompt.
 
 # %% [markdown] lang="zh"
 # 你的内存区给出的数字与教材一位不差。但要注意这是什么样的数字：每个请求都静止在最终长度上，时间没有流动。让它流动起来：同一个池子，同样的十六个请求，一步一步地走。每个长度的四分之一是提示。
@@ -822,9 +833,10 @@ for step in (5, 120):
     plt.show()
 
 # %% [markdown] lang="en"
-# Above and below are the same requests at the same step; a letter is the same request everywhere. Dots are slots that will be
-# written later, strokes are slots that never will. In the contiguous pool, compare a row with the same row 115 steps later:
-# whoever sits in it, the strokes stay. In the paged pool, the letters are soon scattered, and **nothing gets worse by that**.
+# Above and below are the same requests at the same step; a letter is the same request everywhere. Dots are slots that
+# will be written later, strokes are slots that never will. In the contiguous pool, compare a row with the same row
+# 115 steps later: whoever sits in it, the strokes stay. In the paged pool, the letters are soon scattered, and
+# **nothing gets worse by that**.
 #
 # Drag the slider through the whole run.
 
@@ -853,11 +865,11 @@ print(f"pages need {len(runs['the limit']) / len(runs['pages of 16']):.1f} times
 print(f"{last.preempted} times somebody had to give all blocks back and come again.")
 
 # %% [markdown] lang="en"
-# Pages beat the oracle, and they know nothing about lengths. The free part is not waste: it is what we keep ready so that
-# those who run can grow.
+# Pages beat the oracle, and they know nothing about lengths. The free part is not waste: it is what we keep ready so
+# that those who run can grow.
 #
-# There is a price, and it is in the last line. Whoever enters may find no block left in the middle of an answer, and must give
-# way. Reservation never has that problem; it has only that one virtue. What to do then is lab 09.
+# There is a price, and it is in the last line. Whoever enters may find no block left in the middle of an answer, and
+# must give way. Reservation never has that problem; it has only that one virtue. What to do then is lab 09.
 
 # %% [markdown] lang="zh"
 # 分页胜过了神谕，而它对长度一无所知。free 那一段不是浪费，是留着让运行中的请求增长用的。
@@ -867,9 +879,9 @@ print(f"{last.preempted} times somebody had to give all blocks back and come aga
 # %% [markdown] lang="en"
 # ## 8. How large should a block be?
 #
-# If lengths are spread evenly, the last block is short of *w* = (*B* - 1) / 2 slots on average. So with a mean length *m*, the share
-# *w* / (*m* + *w*) of what is owned is wasted. Then why not *B* = 1? Because someone must keep the table: one entry of 4
-# bytes for each block.
+# If lengths are spread evenly, the last block is short of *w* = (*B* - 1) / 2 slots on average. So with a mean length
+# *m*, the share *w* / (*m* + *w*) of what is owned is wasted. Then why not *B* = 1? Because someone must keep the
+# table: one entry of 4 bytes for each block.
 #
 # **Predict.** Mean length 250. What percentage is wasted at block size 128?
 
@@ -914,14 +926,15 @@ plt.show()
 lab.compare("block of 128", waste[128])
 
 # %% [markdown] lang="en"
-# The grey bar is block size 16. To its left you save three percent at most, and the table doubles at each step. To its right the
-# waste doubles at each step. Nothing here says that 16 is *the* right number. It says that the waste below it hardly matters.
-# What small blocks do to the speed of reading is another story: labs 10 and 11.
+# The grey bar is block size 16. To its left you save three percent at most, and the table doubles at each step. To
+# its right the waste doubles at each step. Nothing here says that 16 is *the* right number. It says that the waste
+# below it hardly matters. What small blocks do to the speed of reading is another story: labs 10 and 11.
 #
 # ## 9. In the engine
 #
-# Your `Arena` is a part. The adapter behind the engine's manager asks it for consecutive **block ids**, and the same engine runs
-# contiguously on it. Same scheduler, same requests, same tokens. We send the sixteen requests of section 1.
+# Your `Arena` is a part. The adapter behind the engine's manager asks it for consecutive **block ids**, and the same
+# engine runs contiguously on it. Same scheduler, same requests, same tokens. We send the sixteen requests of section
+# 1.
 
 # %% [markdown] lang="zh"
 # 灰条是块大小 16。往左最多省下三个百分点，表却每步翻一倍；往右，浪费每步翻一倍。图上并没有说 16 是**唯一**正确的数，只是说比它更小已经没有多少可省。小块对读取速度的影响是另一回事，见实验 10、11。
@@ -975,12 +988,12 @@ for ax in axes:
 plt.show()
 
 # %% [markdown] lang="en"
-# On the left: the contiguous engine never runs more than four; twelve requests look on. The paged engine lets all sixteen in at
-# once, and is done when the longest answer is done. In the middle and on the right: the distance between the line and the area under it is
-# memory that somebody owns and nobody uses.
+# On the left: the contiguous engine never runs more than four; twelve requests look on. The paged engine lets all
+# sixteen in at once, and is done when the longest answer is done. In the middle and on the right: the distance
+# between the line and the area under it is memory that somebody owns and nobody uses.
 #
-# And the tokens are the same, every one: the `assert` has checked it. Where K and V lie is nobody's business but the memory
-# manager's.
+# And the tokens are the same, every one: the `assert` has checked it. Where K and V lie is nobody's business but the
+# memory manager's.
 #
 # The last cell runs the engine once more, on your arena and on ours: with the model that we ship if torch is there.
 
@@ -997,8 +1010,8 @@ beside = lab.run_engine(reservation="contiguous")
 # %% [markdown] lang="en"
 # ## 10. What the textbook says, and what we measured
 #
-# Every number in the third column is computed in this cell, from your functions where they are solved. *Holds if* means that the
-# text is right under the condition in the last column.
+# Every number in the third column is computed in this cell, from your functions where they are solved. *Holds if*
+# means that the text is right under the condition in the last column.
 
 # %% [markdown] lang="zh"
 # ## 10. 教材怎么说，我们量出什么
@@ -1067,15 +1080,17 @@ draw.table(("text", "it says", "we found", "verdict", "condition, or what would 
 # %% [markdown] lang="en"
 # Five of these deserve a sentence.
 #
-# - **68% and 6.6 times** (L33 0.2). With 150 to 300 tokens in 4,096 slots, waste is 94.5%, and memory alone would allow over 17 times as
-#   many requests. The 3.2% fits those lengths to the digit; the other two come from longer chats, or from another limit.
+# - **68% and 6.6 times** (L33 0.2). With 150 to 300 tokens in 4,096 slots, waste is 94.5%, and memory alone would
+#   allow over 17 times as many requests. The 3.2% fits those lengths to the digit; the other two come from longer
+#   chats, or from another limit.
 # - **6.1% over time** is right for the average request. A look at a random moment meets long requests more often, and
 #   sees 7.4%.
-# - **0.7** for holes. It is multiplied onto reservations of equal size, which leave no holes but the remainder. In our runs
-#   holes take 0 to 12%, and they come when reservations differ, that is when internal waste is smaller.
-# - **10% to 20%**. The line above it bounds the figure by 10.2% from *above*. With prompts in the cache, 10% to 20% is reasonable;
-#   it is no law of mathematics.
-# - **Under 3%** for blocks of 16 to 32 is true for long texts. For chats of 250 tokens, blocks of 32 waste twice that.
+# - **0.7** for holes. It is multiplied onto reservations of equal size, which leave no holes but the remainder. In
+#   our runs holes take 0 to 12%, and they come when reservations differ, that is when internal waste is smaller.
+# - **10% to 20%**. The line above it bounds the figure by 10.2% from *above*. With prompts in the cache, 10% to 20%
+#   is reasonable; it is no law of mathematics.
+# - **Under 3%** for blocks of 16 to 32 is true for long texts. For chats of 250 tokens, blocks of 32 waste twice
+#   that.
 
 # %% [markdown] lang="zh"
 # 其中五条值得多说一句。
@@ -1087,21 +1102,22 @@ draw.table(("text", "it says", "we found", "verdict", "condition, or what would 
 # - **16 到 32 的块浪费不到 3%**：对长文本成立。对 250 个 token 的会话，32 的块浪费将近 6%。
 
 # %% [markdown] lang="en"
-# The message of the text stands: contiguous reservation wastes most of the memory, pages do not. Where a number fails, two
-# worst cases were multiplied, or a number belongs to another situation than the one described beside it. That is how true
-# stories get wrong numbers. You now have the tools to see it.
+# The message of the text stands: contiguous reservation wastes most of the memory, pages do not. Where a number
+# fails, two worst cases were multiplied, or a number belongs to another situation than the one described beside it.
+# That is how true stories get wrong numbers. You now have the tools to see it.
 #
 # ## 11. Stretch: the buddy system
 #
-# There is an old middle way, found in operating systems: the buddy system (伙伴系统). Regions have sizes 1, 2, 4, 8, ... only. A region
-# that is too large is split into halves, *buddies*; a freed region is joined with its buddy, and again, as long as the buddy is
-# free. Finding the buddy costs one operation: the buddy of the region of size *s* at offset *x* is at `x ^ s`.
+# There is an old middle way, found in operating systems: the buddy system (伙伴系统). Regions have sizes 1, 2, 4, 8, ...
+# only. A region that is too large is split into halves, *buddies*; a freed region is joined with its buddy, and
+# again, as long as the buddy is free. Finding the buddy costs one operation: the buddy of the region of size *s* at
+# offset *x* is at `x ^ s`.
 #
 # ### Exercise 7 (stretch): split and join
 #
 # `BuddyBase` keeps `self.free_lists`: size -> set of offsets of free regions. Given too: `self.check(owner, size)`;
-# `self.place(owner, offset, size)`, which writes the region down and returns its start; and `self.take(owner)`, which returns
-# `(offset, size)` of a region that is no longer held, or raises the `ValueError`.
+# `self.place(owner, offset, size)`, which writes the region down and returns its start; and `self.take(owner)`, which
+# returns `(offset, size)` of a region that is no longer held, or raises the `ValueError`.
 
 # %% [markdown] lang="zh"
 # 教材的主旨站得住：连续预留浪费了大部分内存，分页不会。个别数字对不上，是因为把两种最坏情形乘在了一起，或者数字来自另一个场景，而不是旁边描述的那一个。真实的故事常常就是这样配上了错误的数字；现在你有工具看出来了。
@@ -1119,6 +1135,7 @@ draw.table(("text", "it says", "we found", "verdict", "condition, or what would 
 
 # %%
 from kvlab.arena import BuddyBase
+
 
 # %% ex="buddy"
 class BuddyArena(BuddyBase):
@@ -1167,8 +1184,8 @@ ax.set_title("Both know every length in advance", loc="left", fontsize=11)
 plt.show()
 
 # %% [markdown] lang="en"
-# Look at what was traded: buddies have far less external waste, and pay for it with internal waste, the rounding up. No
-# scheme gets rid of both while it insists on one piece. Pages drop the *one piece*.
+# Look at what was traded: buddies have far less external waste, and pay for it with internal waste, the rounding up.
+# No scheme gets rid of both while it insists on one piece. Pages drop the *one piece*.
 #
 # ## 12. What to remember
 #
@@ -1180,19 +1197,20 @@ plt.show()
 #
 # **Questions to think about.**
 #
-# - An engine reserves `prompt + max_tokens` for each request, and bills users for `max_tokens`. What will users do, and which of
-#   the five states shrinks?
-# - Compaction moves regions together and ends external waste. What would it cost to move 10 GB of K and V at 2 TB/s (read and
-#   write), and what must stand still meanwhile?
-# - CUDA can map scattered physical pages of 2 MiB under one straight run of *virtual* addresses. Which of the wastes does
-#   that cure, and what plays the part of the block size? (128 KiB a token: how many tokens is a page?)
-# - Your buddy arena wastes most for a request one longer than a power of two. For which lengths does paging at block size 16 waste most, in percent?
+# - An engine reserves `prompt + max_tokens` for each request, and bills users for `max_tokens`. What will users do,
+#   and which of the five states shrinks?
+# - Compaction moves regions together and ends external waste. What would it cost to move 10 GB of K and V at 2 TB/s
+#   (read and write), and what must stand still meanwhile?
+# - CUDA can map scattered physical pages of 2 MiB under one straight run of *virtual* addresses. Which of the wastes
+#   does that cure, and what plays the part of the block size? (128 KiB a token: how many tokens is a page?)
+# - Your buddy arena wastes most for a request one longer than a power of two. For which lengths does paging at block
+#   size 16 waste most, in percent?
 #
-# **Where this lives.** vLLM has no arena: one tensor is allocated at the start, and `vllm/v1/core/block_pool.py` hands out block ids,
-# as lab 03 will; `--block-size` is section 8. SGLang keeps its allocators of token slots and pages under
-# `sglang/srt/mem_cache`; its `--page-size` is the same knob. Contiguous allocation lives on one floor below: PyTorch's caching allocator
-# (`c10/cuda/CUDACachingAllocator.cpp`) picks the best fit, splits it, and merges neighbours on free. You have
-# now written that.
+# **Where this lives.** vLLM has no arena: one tensor is allocated at the start, and `vllm/v1/core/block_pool.py`
+# hands out block ids, as lab 03 will; `--block-size` is section 8. SGLang keeps its allocators of token slots and
+# pages under `sglang/srt/mem_cache`; its `--page-size` is the same knob. Contiguous allocation lives on one floor
+# below: PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`) picks the best fit, splits it, and merges
+# neighbours on free. You have now written that.
 
 # %% [markdown] lang="zh"
 # 看看用什么换了什么：伙伴系统的外部碎片少得多，代价是向上取整带来的内部碎片。只要坚持“一整块”，就没有哪种办法能两样都消除。分页放弃的正是“一整块”。

@@ -52,7 +52,7 @@ def memory(ax: Any, spans: Sequence[Span], capacity: int, per_row: int, title: s
         row, x, width = pieces[0]
         wide = width > per_row / 8
         ax.text(x + (per_row / 100 if wide else width / 2), row + 0.4, str(span.owner).removeprefix("r"), color=INK,
-                ha="left" if wide else "center", va="center", fontsize=10 if wide else 9, fontweight="bold")  # fmt: skip
+                ha="left" if wide else "center", va="center", fontsize=9 + wide, fontweight="bold")  # fmt: skip
     ax.set(xlim=(-per_row / 200, per_row * 1.005), ylim=(rows - 0.1, -0.1), xlabel="slot within the row")
     ax.set_yticks([row + 0.4 for row in range(rows)], [f"from {row * per_row}" for row in range(rows)])
     ax.set_xticks([per_row * i // 4 for i in range(5)])
