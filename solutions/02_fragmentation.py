@@ -1208,9 +1208,9 @@ plt.show()
 #
 # **Where this lives.** vLLM has no arena: one tensor is allocated at the start, and `vllm/v1/core/block_pool.py`
 # hands out block ids, as lab 03 will; `--block-size` is section 8. SGLang keeps its allocators of token slots and
-# pages under `sglang/srt/mem_cache`; its `--page-size` is the same knob. Contiguous allocation lives on one floor
-# below: PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`) picks the best fit, splits it, and merges
-# neighbours on free. You have now written that.
+# pages under `sglang/srt/mem_cache/allocator`; its `--page-size` is the same knob. Contiguous allocation lives on one
+# floor below: PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`) picks the best fit, splits it, and
+# merges neighbours on free. You have now written that.
 
 # %% [markdown] lang="zh"
 # 看看用什么换了什么：伙伴系统的外部碎片少得多，代价是向上取整带来的内部碎片。只要坚持“一整块”，就没有哪种办法能两样都消除。分页放弃的正是“一整块”。
@@ -1230,4 +1230,4 @@ plt.show()
 # - CUDA 可以把零散的 2 MiB 物理页映射到一段笔直的**虚拟**地址之下。这能治哪几种浪费？什么扮演了块大小的角色？（每 token 128 KiB，一页是多少个 token？）
 # - 伙伴系统对“2 的幂加 1”的请求浪费最多。块大小 16 的分页，对哪些长度浪费的百分比最大？
 #
-# **在真实系统里的位置。** vLLM 没有内存区：启动时一次分配一整个张量，由 `vllm/v1/core/block_pool.py` 分发块号，实验 03 就写它；`--block-size` 就是第 8 节的旋钮。SGLang 的 token 槽位与页的分配器在 `sglang/srt/mem_cache` 下，`--page-size` 是同一个旋钮。连续分配则住在楼下一层：PyTorch 的缓存分配器（`c10/cuda/CUDACachingAllocator.cpp`）取最佳适配、劈开、释放时合并相邻块。这些，你刚刚都写过了。
+# **在真实系统里的位置。** vLLM 没有内存区：启动时一次分配一整个张量，由 `vllm/v1/core/block_pool.py` 分发块号，实验 03 就写它；`--block-size` 就是第 8 节的旋钮。SGLang 的 token 槽位与页的分配器在 `sglang/srt/mem_cache/allocator` 下，`--page-size` 是同一个旋钮。连续分配则住在楼下一层：PyTorch 的缓存分配器（`c10/cuda/CUDACachingAllocator.cpp`）取最佳适配、劈开、释放时合并相邻块。这些，你刚刚都写过了。

@@ -147,11 +147,46 @@ def test_a_run_agrees_with_the_closed_form():
     assert used / owned == pytest.approx(expected_utilisation(5, 60, 64).over_time)
 
 
-def test_who_runs_out_of_pages_gives_way_and_comes_back():
-    jobs = [Job("r0", 1, 16), Job("r1", 1, 16)]
-    moments = run_paged(PagedArena(5, 4), jobs)
-    assert moments[-1].preempted == 1
-    assert moments[-1].finished + moments[-1].running == 2
+def test_the_youngest_gives_way_and_comes_back_first_with_all_its_tokens():
+    jobs = [Job("r0", 1, 16), Job("r1", 1, 16), Job("r2", 8, 9)]
+    moments = run_paged(PagedArena(5, 4), jobs, with_spans=True)
+    assert moments[-1].preempted == 1 and moments[-1].finished + moments[-1].running == 3
+    used = [{o: sum(s.used for s in m.spans if s.owner == o) for o in ("r0", "r1", "r2")} for m in moments]
+    first = [next(i for i, u in enumerate(used) if u[owner]) for owner in ("r0", "r1", "r2")]
+    gone = [i for i, u in enumerate(used) if i > first[1] and not u["r1"] and any(v["r1"] for v in used[i:])]
+    assert gone and all(used[i]["r0"] for i in gone), "r1 gave way, r0 went on"
+    assert used[gone[-1] + 1]["r1"] == used[gone[0] - 1]["r1"] + 1, "what it had written is computed again"
+    assert first[2] > gone[-1], "r2 came later and stays behind r1"
+
+
+def test_a_newcomer_leaves_a_block_for_each_that_runs():
+    jobs = [Job("r0", 3, 8), Job("r1", 3, 8)]
+    assert run_paged(PagedArena(2, 4), jobs)[0].running == 1
+    assert run_paged(PagedArena(3, 4), jobs)[0].running == 2
+
+
+def test_blocked_says_that_only_the_holes_are_in_the_way():
+    jobs = [Job("r0", 0, 1), Job("r1", 0, 2), Job("r2", 0, 1), Job("r3", 0, 2)]
+    moments = run_contiguous(ContiguousArena(4), jobs, lambda job: job.final)
+    assert [m.blocked for m in moments] == [False, True, False, False], "holes of 1 and 1, and r3 needs 2"
+
+
+class Forgetful(ContiguousArena):
+    def free(self, owner):
+        del self.held[owner]
+
+
+class Stingy(PagedArena):
+    def free(self, owner):
+        del self.tables[owner]
+
+
+def test_an_arena_that_loses_memory_ends_the_run_and_is_told():
+    jobs = [Job(f"r{i}", 1, 4) for i in range(9)]
+    with pytest.raises(RuntimeError, match="refuses .*lost memory"):
+        run_contiguous(Forgetful(8), jobs, lambda job: 4)
+    with pytest.raises(RuntimeError, match="refuses .*lost memory"):
+        run_paged(Stingy(4, 2), jobs)
 
 
 def test_jobs_are_the_same_at_every_call_and_cover_the_lengths():

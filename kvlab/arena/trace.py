@@ -64,6 +64,13 @@ class _Run:
         self.running[job.name] = job
         self.used.setdefault(job.name, job.prompt)
 
+    def write(self) -> None:
+        """One more token for everybody."""
+        if not self.running:
+            raise RuntimeError(f"the arena is empty and refuses {self.waiting[0]}: has it lost memory?")
+        for name in self.running:
+            self.used[name] += 1
+
     def complete(self) -> list[Job]:
         done = [job for job in self.running.values() if self.used[job.name] >= job.final]
         for job in done:
@@ -101,8 +108,7 @@ def run_contiguous(arena: ArenaBase, jobs: Sequence[Job], reserve: Callable[[Job
     while run.waiting or run.running:
         while run.waiting and arena.allocate(run.waiting[0].name, reserve(run.waiting[0])) is not None:
             run.enter()
-        for name in run.running:
-            run.used[name] += 1
+        run.write()
         progress = run.progress
         need = reserve(run.waiting[0]) if run.waiting else 1
         spans = []
@@ -135,8 +141,7 @@ def run_paged(arena: PagedBase, jobs: Sequence[Job], with_spans: bool = False) -
                 run.preempted += 1
         while run.waiting and _enters(arena, run):
             run.enter()
-        for name in run.running:
-            run.used[name] += 1
+        run.write()
         progress = run.progress
         spans = _block_spans(arena, progress) if with_spans else []
         moments.append(Moment(len(moments), measure_paged(arena, progress), spans, len(run.running),

@@ -291,7 +291,7 @@ def moments(draw):
 class Wastes(Exercise):
     """The three wastes, each slot counted once."""
 
-    name, points, minutes, section = "wastes", 5, 20, "L33 1.1-1.3"
+    name, points, minutes, section = "wastes", 5, 15, "L33 1.1-1.3"
     defines = ("internal_waste", "reservation_waste", "external_waste", "measure")
     ours = {name: WASTE + name for name in ("internal_waste", "reservation_waste", "external_waste", "measure")}
     driver = "WasteDriver"
@@ -447,7 +447,7 @@ class Expected(Exercise):
 class Paged(Exercise):
     """Pages: grow a table block by block."""
 
-    name, points, minutes, section = "paged", 5, 20, "L33 2.2; PAV 2, 4"
+    name, points, minutes, section = "paged", 5, 15, "L33 2.2; PAV 2, 4"
     defines = ("PagedArena",)
     ours = {"PagedArena": "kvlab.arena.paged:PagedArena"}
     driver = "PagedDriver"
