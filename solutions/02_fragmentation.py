@@ -748,7 +748,7 @@ class PagedArena(PagedBase):
         ### BEGIN SOLUTION
         if owner not in self.tables:
             raise ValueError(f"{owner} holds no blocks")
-        self.free_blocks.extend(self.tables.pop(owner))
+        self.free_blocks += self.tables.pop(owner)
         ### END SOLUTION
 
 # %% check="paged"
