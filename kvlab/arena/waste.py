@@ -15,7 +15,7 @@ a moment.
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kvlab.arena.contiguous import ContiguousArena, Region
+from kvlab.arena.contiguous import ArenaBase, Region
 
 
 def internal_waste(size: int, final: int) -> int:
@@ -66,7 +66,7 @@ class Waste:
         return self.used / self.capacity
 
 
-def measure(arena: ContiguousArena, progress: Mapping[Hashable, tuple[int, int]], need: int) -> Waste:
+def measure(arena: ArenaBase, progress: Mapping[Hashable, tuple[int, int]], need: int) -> Waste:
     """Where each slot of the arena is now.
 
     progress: owner -> (used, final) for every owner in the arena. need: slots of the region that would be

@@ -135,7 +135,7 @@ class Lab:
             yours, ours = (f"step {e.step} {e.kind} {list(e.values)[:8]}" if e else "nothing" for e in difference)
             lines.append(self._say(say("The first difference: yours {yours}, ours {ours}.", yours=yours, ours=ours)))
         _show(self._say(head), "\n".join(lines), good=good)
-        _show_table("", [(what, f"{yours}   (ours: {ours})") for what, yours, ours in result.rows()])
+        _show_table("", [(self._say(say(what)), f"{yours}   (ours: {ours})") for what, yours, ours in result.rows()])
         if result.yours.texts:
             _show(self._say(say("What it wrote:")), result.yours.texts[-1])
         return result
@@ -181,7 +181,7 @@ class Lab:
             (say("kvlab"), f"{__version__}, Python {sys.version.split()[0]}"),
         ]  # fmt: skip
         for e in exercises:
-            what = f"{e.title} ({e.points} {self._say(say('points'))}, {e.minutes} min)"
+            what = f"{self._say(say(e.title))} ({e.points} {self._say(say('points'))}, {e.minutes} min)"
             part = ", ".join(e.part)
             plugs = self._say(say("; becomes the engine's {part}", part=part)) if part else ""
             stretch = self._say(say("stretch")) + ": " if e.stretch else ""

@@ -1,0 +1,73 @@
+"""kvlab.lab.draw_memory: what the figures of the labs show is what they were given."""
+
+import pytest
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.colors import to_hex  # noqa: E402
+
+from kvlab.arena import ContiguousArena, Job, Span, run_contiguous  # noqa: E402
+from kvlab.lab import draw_memory as draw  # noqa: E402
+
+
+@pytest.fixture
+def ax():
+    figure, axes = plt.subplots()
+    yield axes
+    plt.close(figure)
+
+
+def widths(ax, hatch, filled=True):
+    """Columns covered by rectangles with that hatch."""
+    return sum(p.get_width() for p in ax.patches if p.get_hatch() == hatch and p.get_fill() == filled)
+
+
+def test_a_span_is_cut_at_the_ends_of_rows():
+    assert draw._cut(6, 19, per_row=8) == [(0, 6, 2), (1, 0, 8), (2, 0, 3)]
+    assert draw._cut(8, 8, per_row=8) == []
+
+
+def test_memory_shows_each_slot_as_what_it_is(ax):
+    draw.memory(ax, [Span(0, 10, "A", 3, 7), Span(12, 8, "B", 8, 8)], capacity=24, per_row=8)
+    free_rows = 24
+    assert widths(ax, "...") == 4 and widths(ax, "//") == 3
+    assert widths(ax, None) == free_rows + 3 + 8
+    assert [text.get_text() for text in ax.texts] == ["A", "B"]
+    assert len({to_hex(p.get_facecolor()) for p in ax.patches if p.get_fill() and p.get_hatch() is None}) == 3
+
+
+def test_bars_add_up_and_bands_reach_the_top(ax):
+    moments = run_contiguous(ContiguousArena(20), [Job(f"r{i}", 0, 6) for i in range(4)], lambda job: 8)
+    shares = {kind: getattr(moments[0].waste, kind) / 20 for kind in draw.KINDS}
+    draw.waste_bars(ax, {"now": shares})
+    assert sum(p.get_width() for p in ax.patches) == pytest.approx(100)
+    draw.waste_areas(ax, moments)
+    assert max(path.vertices[:, 1].max() for c in ax.collections for path in c.get_paths()) == pytest.approx(100)
+
+
+def test_a_table_without_html_keeps_its_columns(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    draw.table(("what", "found"), [("a < b", 1), ("longer", "x")])
+    assert shown[0]["text/plain"].splitlines() == ["what    found", "a < b   1", "longer  x"]
+    assert "a &lt; b" in shown[0]["text/html"]
+
+
+def test_the_slider_redraws_the_step_that_it_shows(monkeypatch):
+    pytest.importorskip("ipywidgets")
+    shown, drawn = [], []
+    monkeypatch.setattr("IPython.display.display", shown.append)
+
+    def make(step):
+        drawn.append(step)
+        return plt.figure(figsize=(1, 1))
+
+    draw.slider(make, last=9, start=4)
+    (player,) = shown
+    before = player.children[1].value
+    assert player._repr_mimebundle_()["image/png"]
+    player.children[0].value = 7
+    assert drawn[0] == 4 and drawn[-1] == 7 and before[:4] == b"\x89PNG"
+    assert plt.get_fignums() == [], "figures are closed once they are pictures"
