@@ -181,6 +181,14 @@ def test_a_full_arena_sends_the_youngest_back_and_it_goes_on_where_it_was():
         assert [slots for slots in held if slots] == list(range(2, final + 1))  # once with each number of tokens
 
 
+def test_who_was_sent_back_comes_before_those_who_never_ran():
+    moments = run_paged(PagedArena(4, 2), [Job("a", 1, 7), Job("b", 1, 6), Job("c", 1, 6)])
+    back = next(m.step for m in moments if m.preempted)
+    assert "c" not in {span.owner for m in moments[:back] for span in m.spans}
+    after = [span.owner for m in moments[back:] for span in m.spans if span.owner != "a"]
+    assert after[0] == "b"
+
+
 # ---- closed forms, against counting
 
 RANGES = st.tuples(st.integers(1, 60), st.integers(0, 60)).map(lambda pair: (pair[0], sum(pair)))
