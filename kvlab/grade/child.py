@@ -71,17 +71,18 @@ class Child:
         self._end = time.monotonic() + 60 + exercise.all_seconds
         self.printed, self.num_dropped = b"", 0
         self._socket, theirs = socket.socketpair()
-        fallback = {name: ours for e in lab.exercises if e is not exercise for name, ours in e.ours.items()}
+        earlier = lab.exercises[: lab.exercises.index(exercise)]  # a later exercise may hold this one's answer
+        fallback = {name: ours for e in earlier for name, ours in e.ours.items()}
         settings = {
             "fd": theirs.fileno(),
             "memory_mib": exercise.memory_mib,
             "cpu_seconds": 120,
             "sys_path": [str(CHECKOUT)],
-            "preload": [*PRELOAD, *sorted({ours.split(":")[0] for ours in exercise.ours.values()})],
+            "preload": [*PRELOAD, *sorted({t.split(":")[0] for t in (*exercise.ours.values(), *exercise.bars)})],
             "driver": exercise.driver,
             "driver_path": str(lab.driver_path) if lab.driver_path else None,
             "fallback": fallback,
-            "barred": sorted(set(exercise.ours.values())),
+            "barred": sorted({*exercise.ours.values(), *exercise.bars}),
             "closed_folders": [str(CHECKOUT / n) for n in ("kvlab", "kernels", "tests", "solutions", "labs", "work")],
             "defines": list(exercise.defines),
         }

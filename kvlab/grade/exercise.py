@@ -110,6 +110,7 @@ class Exercise:
     stretch: ClassVar[bool] = False
     defines: ClassVar[tuple[str, ...]] = ()
     ours: ClassVar[dict[str, str]] = {}  # name -> "module:name" of our own: the fall-back, and barred in grading
+    bars: ClassVar[tuple[str, ...]] = ()  # more of our own that would do the work: "module:name"
     part: ClassVar[dict[str, str]] = {}  # part of kvlab.parts.Parts -> name
     section: ClassVar[str] = ""  # of the textbook
     hints: ClassVar[tuple[Text, ...]] = ()

@@ -99,16 +99,25 @@ class Barred:
 
 
 def bar(targets, spared) -> None:
+    """Put a stand-in wherever kvlab names one of `targets`, or a class that inherits from one."""
+    ours = []
     for target in targets:
         module, name = target.split(":")
-        ours = getattr(importlib.import_module(module), name)
-        stand_in = Barred(name)
-        for loaded in list(sys.modules.values()):
-            if loaded is spared or not getattr(loaded, "__name__", "").startswith("kvlab"):
-                continue
-            for key, value in list(vars(loaded).items()):
-                if value is ours:
-                    setattr(loaded, key, stand_in)
+        ours.append(getattr(importlib.import_module(module), name))
+
+    def is_barred(value):
+        lineage = value.__mro__ if isinstance(value, type) else (value,)
+        return any(one is other for one in lineage for other in ours)
+
+    for loaded in list(sys.modules.values()):
+        if loaded is spared or not getattr(loaded, "__name__", "").startswith("kvlab"):
+            continue
+        for key, value in list(vars(loaded).items()):
+            if isinstance(value, type | types.FunctionType) and is_barred(value):
+                setattr(loaded, key, Barred(key))
+    for key, value in OURS.items():
+        if is_barred(value):
+            OURS[key] = Barred(key)
 
 
 FORBIDDEN = (

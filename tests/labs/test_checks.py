@@ -30,13 +30,13 @@ def test_solved_passes_and_stub_fails(number, name):
     assert "not written yet" in result.render() or "NotImplementedError" in result.render()
 
 
-@pytest.mark.parametrize("number, name, source", cases("CORRECT"))
+@pytest.mark.parametrize("number, name, source", list(cases("CORRECT")))
 def test_other_designs_pass(number, name, source):
     result = grade_exercise(LABS[number], name, [*code_cells(number, solved=True), source])
     assert result.passed, result.render()
 
 
-@pytest.mark.parametrize("number, name, source", cases("WRONG"))
+@pytest.mark.parametrize("number, name, source", list(cases("WRONG")))
 def test_wrong_ones_fail_and_are_told_why(number, name, source):
     result = grade_exercise(LABS[number], name, [*code_cells(number, solved=True), source])
     assert not result.passed

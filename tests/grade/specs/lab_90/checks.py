@@ -13,6 +13,7 @@ class Cdiv(Exercise):
 
     name, points, defines, section = "cdiv", 2, ("cdiv",), "L33 2.2"
     ours = {"cdiv": "kvlab.blocks.table:cdiv"}
+    bars = ("kvlab.blocks.table:BlockTable",)
     hints = (say("a"), say("b"))
     seconds, all_seconds = 1.0, 20.0
     examples = (Trace((), (("cdiv", 0, 4),)), Trace((), (("cdiv", 8, 4),)))
@@ -26,6 +27,19 @@ class Cdiv(Exercise):
 
     def explain(self, op, expected, got):
         return say("{tokens} tokens need {blocks} blocks", tokens=op[1], blocks=expected)
+
+
+class Later(Exercise):
+    """What an earlier exercise would like to call."""
+
+    name, points, stretch, defines, section = "later", 1, True, ("Later",), "L33 6.3"
+    ours = {"Later": "kvlab.blocks.table:cdiv"}
+    hints = (say("e"),)
+    examples = (Trace((), (("Later", 4, 2),)),)
+
+    class Oracle:
+        def Later(self, a, b):
+            return 2
 
 
 class Stack(Exercise):
