@@ -90,7 +90,7 @@ class Child:
         environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "HOME": "/nonexistent",
                        "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
         self._process = subprocess.Popen(
-            [*walls(), sys.executable, "-I", str(Path(__file__).with_name("worker.py")), json.dumps(settings)],
+            [*walls(), sys.executable, "-I", "-u", str(Path(__file__).with_name("worker.py")), json.dumps(settings)],
             stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, pass_fds=[theirs.fileno()],
             env=environment, start_new_session=True,
         )  # fmt: skip

@@ -97,8 +97,12 @@ def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
 
 
 def without_magics(cell: str) -> str:
-    """IPython's %magic and !shell lines, made empty, so that the others keep their numbers."""
-    if cell.lstrip().startswith("%%"):
+    """IPython's %magic and !shell lines, made empty, so that the others keep their numbers.
+
+    A cell magic that runs the cell as Python is such a line; under any other (%%bash) the cell is no Python.
+    """
+    first = cell.lstrip().split("\n")[0]
+    if first.startswith("%%") and first[2:].split(" ")[0] not in ("time", "capture", "prun"):
         return ""
     return "\n".join("" if line.lstrip().startswith(("%", "!", "?")) else line for line in cell.split("\n"))
 

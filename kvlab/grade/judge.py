@@ -97,11 +97,13 @@ def _play(child: Child, exercise: Exercise, trace: Trace) -> None:
     """Do `trace` to the student's code and to the oracle. _Failure at the first difference."""
     oracle, lines = exercise.Oracle(*trace.init), []
     made = child.new(trace.init)
+    _refuse_stub(made)
     if isinstance(made, Raised):
         lines.append(say("making it: {error}", error=_told(made)))
         raise _Failure(_case(exercise, trace, lines, None))
     for op in trace.ops:
         got = child.do(op)
+        _refuse_stub(got)
         value = got.value if isinstance(got, Value) else None
         expected = expectation(oracle, op, value)
         if _agree(expected, got):
@@ -112,6 +114,12 @@ def _play(child: Child, exercise: Exercise, trace: Trace) -> None:
         lines.append(say("{call} gave {got}; expected: {expected}", call=exercise.describe(op), got=_outcome(got),
                          expected=_expected(expected)))  # fmt: skip
         raise _Failure(_case(exercise, trace, lines, _explanation(exercise, op, expected, got)))
+
+
+def _refuse_stub(got: Value | Raised) -> None:
+    """An exercise that is not written yet is told so, and no more: what is expected is for later."""
+    if isinstance(got, Raised) and got.names[0] == "NotImplementedError" and got.message.startswith("Lab "):
+        raise _Failure(say("This part is not written yet: {what}.", what=got.message))
 
 
 def _play_random(child: Child, exercise: Exercise) -> None:
@@ -163,9 +171,6 @@ def _case(exercise: Exercise, trace: Trace, lines: list[Text], explanation: Text
 
 
 def _explanation(exercise: Exercise, op: Op, expected: Any, got: Value | Raised) -> Text | None:
-    if isinstance(got, Raised):
-        if got.names[0] == "NotImplementedError" and got.message.startswith("Lab "):
-            return say("This part is not written yet.")
     value = got.value if isinstance(got, Value) else got.names[0]
     if isinstance(expected, Exception):
         return exercise.explain(op, type(expected).__name__, value)

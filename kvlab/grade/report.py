@@ -31,17 +31,26 @@ class Report:
 
     @property
     def points(self) -> int:
-        return sum(result.points for result in self.results)
+        """Of the core exercises; stretch ones are counted apart."""
+        return sum(result.points for result in self.results if not result.exercise.stretch)
 
     @property
     def max_points(self) -> int:
-        """Of the core exercises; stretch ones come on top."""
         return sum(e.points for e in self.lab.exercises if not e.stretch)
+
+    @property
+    def stretch_points(self) -> int:
+        return sum(result.points for result in self.results if result.exercise.stretch)
+
+    @property
+    def max_stretch_points(self) -> int:
+        return sum(e.points for e in self.lab.exercises if e.stretch)
 
     def to_json(self) -> dict:
         done = {result.exercise.name: as_json(result, self.lang) for result in self.results}
         return {
             "notebook": str(self.path), "lab": self.lab.number, "points": self.points, "max_points": self.max_points,
+            "stretch_points": self.stretch_points, "max_stretch_points": self.max_stretch_points,
             "isolation": "process, own namespace" if walls() else "process",
             "exercises": [done.get(e.name) or _nothing(e) for e in self.lab.exercises],
         }  # fmt: skip
@@ -70,7 +79,11 @@ class Report:
             stretch = say("stretch").render(self.lang) if e.stretch else ""
             lines.append(f"  {e.name:{width}}  {result.points} / {e.points}  {mark}  {stretch}".rstrip())
             lines += [f"      {line}" for line in result.render(self.lang).splitlines()]
-        lines.append(say("{points} of {all} points", points=self.points, all=self.max_points).render(self.lang))
+        total = say("{points} of {all} points", points=self.points, all=self.max_points)
+        if self.max_stretch_points:
+            total = say("{points} of {all} points, and {extra} of {all_extra} for what is optional", points=self.points,
+                        all=self.max_points, extra=self.stretch_points, all_extra=self.max_stretch_points)  # fmt: skip
+        lines.append(total.render(self.lang))
         return "\n".join(lines)
 
 

@@ -38,13 +38,14 @@ class Lab:
         self._hints_shown: dict[str, int] = {}
         self._guesses: dict[str, tuple[Any, str]] = {}
         self.results: dict[str, Result] = {}
+        self._graded: dict[tuple[str, str], Result] = {}  # by exercise and the source of what it defines
         self._show_start()
 
     # ---- exercises
 
     def check(self, name: str) -> None:
         """Grade one exercise as it was last run, and show the result."""
-        result = self.results[name] = grade_exercise(self.spec, name, self._cells(), self.lang)
+        result = self.results[name] = self._grade(self.spec[name], afresh=True)
         e = result.exercise
         if result.passed:
             head = say("{name}: passed, {points} of {all} points", name=e.name, points=e.points, all=e.points)
@@ -91,7 +92,7 @@ class Lab:
     # ---- the student's own parts
 
     def best(self, name: str) -> Any:
-        """What the student defined as `name` if it is solved, else our own with the same interface."""
+        """What the student defined as `name` if it passes its check, else our own with the same interface."""
         for exercise in self.spec.exercises:
             if name in exercise.ours:
                 if self._solved(exercise):
@@ -103,7 +104,7 @@ class Lab:
         raise ValueError(f"no exercise of lab {self.spec.number} defines {name!r}")
 
     def parts(self) -> Any:
-        """kvlab.parts.Parts made of the parts that are solved in this notebook; ours for the rest."""
+        """kvlab.parts.Parts made of the parts of this notebook that pass their checks; ours for the rest."""
         from kvlab.parts import Parts
 
         chosen = {}
@@ -141,11 +142,24 @@ class Lab:
         return result
 
     def _solved(self, exercise: Exercise) -> bool:
-        names = self._names()
-        if not all(name in names for name in exercise.defines):
+        """Whether what the exercise defines is written and passes its check; says so if it is written and does not."""
+        names, cells = self._names(), self._cells()
+        found = collect(cells, exercise.defines)
+        if found.missing or STUB in found.text or not all(name in names for name in exercise.defines):
             return False
-        found = collect(self._cells(), exercise.defines)
-        return not found.missing and STUB not in found.text
+        graded_before = (exercise.name, found.text) in self._graded
+        if not (result := self._grade(exercise)).passed and not graded_before:
+            names = ", ".join(exercise.defines)
+            text = say("Your {names} does not pass its check yet, so ours is used here.", names=names)
+            _show(self._say(text), good=False)
+        return result.passed
+
+    def _grade(self, exercise: Exercise, afresh: bool = False) -> Result:
+        cells = self._cells()
+        key = exercise.name, collect(cells, exercise.defines).text
+        if afresh or key not in self._graded:
+            self._graded[key] = grade_exercise(self.spec, exercise.name, cells, self.lang)
+        return self._graded[key]
 
     # ---- reading the notebook
 

@@ -1,9 +1,9 @@
 """A notebook's solved parts, without Jupyter: `kvlab generate --with work/03_block_allocator.ipynb`.
 
-    cells --collect--> what each part's exercise defines --no stub left? does it run? is it of its kind?--> Parts
+    cells --collect--> what each part's exercise defines --does it pass its check? is it of its kind?--> Parts
                                                               '-- no: ours, and Found says why
 
-What is collected runs in a module of its own, in this process: only open notebooks that you trust. Nothing is graded.
+What passes runs in a module of its own, in this process: only open notebooks that you trust.
 """
 
 import linecache
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from kvlab.grade import Exercise, LabSpec, collect, load_lab, notebook_cells
+from kvlab.grade import Exercise, LabSpec, collect, grade_exercise, load_lab, notebook_cells
 from kvlab.lab.notebook import STUB
 from kvlab.parts import KINDS, Parts
 
@@ -46,7 +46,7 @@ def parts_from_notebook(path: str | Path, number: str | None = None) -> tuple[Pa
     found, module = [], None
     for exercise in spec.exercises:
         for part, name in exercise.part.items():
-            why = _unsolved(cells, exercise)
+            why = _unsolved(spec, cells, exercise)
             if not why:
                 why, tried = _try(spec, cells, path.name, names | {part: name}, part)
             if not why:
@@ -65,13 +65,15 @@ def _number(path: Path, metadata: dict) -> str:
     raise ValueError(f"{path} does not say which lab it is of: let its name begin with the number, as 03_name.ipynb")
 
 
-def _unsolved(cells: Sequence[str], exercise: Exercise) -> str:
+def _unsolved(spec: LabSpec, cells: Sequence[str], exercise: Exercise) -> str:
     """Why what the exercise defines cannot be taken; empty if it can."""
     definitions = collect(cells, exercise.defines)
     if definitions.missing:
         return "; ".join([f"{', '.join(definitions.missing)} is not defined", *definitions.broken])
     if STUB in definitions.text:
         return "not written yet"
+    if not grade_exercise(spec, exercise.name, cells).passed:
+        return f"does not pass its check: kvlab grade says why (exercise {exercise.name})"
     return ""
 
 

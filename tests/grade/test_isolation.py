@@ -168,7 +168,7 @@ def test_one_bad_exercise_leaves_the_others_their_points(tmp_path):
     path = write(tmp_path / "mine.ipynb", [body("os._exit(1)"), STACK, EXTRA])
     report = grade_notebook(path, specs=SPECS, json_path=tmp_path / "r.json", junit_path=tmp_path / "r.xml")
     assert [r.points for r in report.results] == [0, 0, 3, 1]
-    assert (report.points, report.max_points) == (4, 5)
+    assert (report.points, report.max_points, report.stretch_points) == (3, 5, 1)
     read = json.loads((tmp_path / "r.json").read_text())
     assert [e["points"] for e in read["exercises"]] == [0, 0, 3, 1] and read["notebook"] == str(path)
     assert (tmp_path / "r.xml").read_text().count("<failure") == 2
