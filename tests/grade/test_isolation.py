@@ -70,6 +70,7 @@ def body(statement):
         ("import kvlab.manager\ncdiv = kvlab.manager.cdiv", "kvlab's own"),
         ("from kvlab.blocks import BlockTable\ndef cdiv(a, b): return len(BlockTable())", "kvlab's own"),
         ("def cdiv(a, b): return lab.best('Later')(a, b)", "KeyError"),
+        ("from kvlab.blocks import BlockPool\ndef cdiv(a, b): return BlockPool(2).touch([])", "touch is kvlab's own"),
         ("def cdiv(a, b", "syntax error"),
         ("x = 1", "does not define cdiv"),
         ("", "does not define cdiv"),
@@ -153,6 +154,9 @@ def test_ours_copied_earns_nothing_and_one_s_own_short_code_is_not_called_a_copy
     source = inspect.getsource(free_queue).replace("FreeKVCacheBlockQueue", "FreeQueue")
     assert copied_from_ours(source, ours) == "FreeKVCacheBlockQueue"
     assert copied_from_ours("# mine\n" + source.replace('"""', "'''"), ours)
+    method = "kvlab.blocks.free_queue:FreeKVCacheBlockQueue.popleft_n"
+    assert copied_from_ours(source, {"popleft_n": method}) == "FreeKVCacheBlockQueue.popleft_n"
+    assert copied_from_ours(STACK, {"popleft_n": method}) is None
     assert copied_from_ours(STACK, ours) is None
     assert copied_from_ours(CDIV, {"cdiv": "kvlab.blocks.table:cdiv"}) is None, "a line is alike whoever writes it"
 
