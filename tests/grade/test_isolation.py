@@ -10,6 +10,7 @@ import pytest
 
 from kvlab.grade import grade_exercise, grade_notebook, load_lab
 from kvlab.grade.child import walls
+from kvlab.grade.exercise import load_module
 
 SPECS = Path(__file__).parent / "specs"
 LAB = load_lab("90", SPECS)
@@ -261,8 +262,8 @@ def _children():
 def test_the_three_front_doors_agree(tmp_path):
     """check() in a notebook, pytest --notebook and kvlab grade."""
     root = Path(__file__).parents[2]
-    good = "from kvlab.blocks import KVCacheBlock, OutOfBlocks\n" + (
-        (root / "tests/labs/lab_03/others.py").read_text(encoding="utf-8").split("'''")[3])
+    others = load_module(root / "tests/labs/lab_03/others.py").CORRECT["free_queue"]
+    good = "from kvlab.blocks import KVCacheBlock, OutOfBlocks\n" + others["an ordered dict in place of links"]
     for cells, passes in (([good], True), (["class FreeQueue:\n    pass"], False)):
         path = write(tmp_path / "x.ipynb", cells, {"kvlab": {"lab": "03"}})
         report = grade_notebook(path, json_path=tmp_path / "r.json")
