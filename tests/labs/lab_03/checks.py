@@ -20,6 +20,7 @@ class Slots(Exercise):
     name, points, minutes, section = "slots", 3, 10, "L33 2.2"
     defines = ("slot_of", "position_of")
     ours = {"slot_of": "kvlab.blocks.slots:slot_of", "position_of": "kvlab.blocks.slots:position_of"}
+    bars = ("kvlab.blocks.table:BlockTable.slot",)
     hints = (
         say("divmod(37, 16) gives both numbers that you need: which logical block, and how far into it."),
         say("slot_of: the table turns the logical block into a physical one, block_ids[position // block_size]. A block "
