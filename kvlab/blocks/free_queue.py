@@ -14,20 +14,23 @@ from kvlab.blocks.block import KVCacheBlock, OutOfBlocks
 
 
 class FreeKVCacheBlockQueue:
-    """The blocks that nobody references, in eviction order."""
+    """The blocks that nobody references, in eviction order.
+
+    num_free_blocks: how many there are. head, tail: the sentinels, two blocks that stand for no K/V.
+    """
 
     def __init__(self, blocks: Sequence[KVCacheBlock]):
         self.num_free_blocks = 0
-        self._head = KVCacheBlock(-1)
-        self._tail = KVCacheBlock(-1)
-        self._head.next_free_block = self._tail
-        self._tail.prev_free_block = self._head
+        self.head = KVCacheBlock(-1)
+        self.tail = KVCacheBlock(-1)
+        self.head.next_free_block = self.tail
+        self.tail.prev_free_block = self.head
         self.append_n(blocks)
 
     def popleft(self) -> KVCacheBlock:
         """Take the head. OutOfBlocks if the queue is empty."""
-        block = self._head.next_free_block
-        if block is self._tail:
+        block = self.head.next_free_block
+        if block is self.tail:
             raise OutOfBlocks("the free queue is empty: free or preempt a request first")
         self.remove(block)
         return block
@@ -39,14 +42,14 @@ class FreeKVCacheBlockQueue:
         if n > self.num_free_blocks:
             raise OutOfBlocks(f"{n} blocks asked for, {self.num_free_blocks} are free: free or preempt a request first")
         taken = []
-        block = self._head.next_free_block
+        block = self.head.next_free_block
         for _ in range(n):
             following = block.next_free_block
             block.prev_free_block = block.next_free_block = None
             taken.append(block)
             block = following
-        self._head.next_free_block = block
-        block.prev_free_block = self._head
+        self.head.next_free_block = block
+        block.prev_free_block = self.head
         self.num_free_blocks -= n
         return taken
 
@@ -64,11 +67,11 @@ class FreeKVCacheBlockQueue:
         """Put `block` at the tail: it will be the last to be reused. ValueError if it is in the queue."""
         if block.next_free_block is not None:
             raise ValueError(f"block {block.block_id} is already in the free queue: it was freed twice")
-        last = self._tail.prev_free_block
+        last = self.tail.prev_free_block
         last.next_free_block = block
         block.prev_free_block = last
-        block.next_free_block = self._tail
-        self._tail.prev_free_block = block
+        block.next_free_block = self.tail
+        self.tail.prev_free_block = block
         self.num_free_blocks += 1
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -79,8 +82,8 @@ class FreeKVCacheBlockQueue:
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """All blocks in eviction order; O(n), for tests and views."""
         blocks = []
-        block = self._head.next_free_block
-        while block is not self._tail:
+        block = self.head.next_free_block
+        while block is not self.tail:
             blocks.append(block)
             block = block.next_free_block
         return blocks

@@ -109,8 +109,8 @@ class Exercise:
     minutes: ClassVar[int] = 10
     stretch: ClassVar[bool] = False
     defines: ClassVar[tuple[str, ...]] = ()
-    ours: ClassVar[dict[str, str]] = {}  # name -> "module:name" of our own: the fall-back, and barred in grading
-    bars: ClassVar[tuple[str, ...]] = ()  # more of our own that would do the work: "module:name"
+    ours: ClassVar[dict[str, str]] = {}  # name -> "module:name" or ":Class.method", ours: fall-back, and barred
+    bars: ClassVar[tuple[str, ...]] = ()  # more of our own that would do the work, named in the same way
     part: ClassVar[dict[str, str]] = {}  # part of kvlab.parts.Parts -> name
     section: ClassVar[str] = ""  # of the textbook
     hints: ClassVar[tuple[Text, ...]] = ()

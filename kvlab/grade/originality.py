@@ -12,16 +12,21 @@ ENOUGH = 90  # syntax nodes; about eight lines of code
 
 
 def copied_from_ours(student: str, ours: Mapping[str, str]) -> str | None:
-    """The name of a definition of ours ("module:name") that stands in the source `student`; None if none does."""
+    """The name of a definition of ours ("module:name" or "module:Class.method") that stands in the source `student`.
+
+    None if none does.
+    """
     theirs = {shape for shape in map(_shape, _definitions(student)) if shape is not None}
     for target in ours.values():
         module, name = target.split(":")
         path = importlib.util.find_spec(module).origin
         source = Path(path).read_text(encoding="utf-8")
-        for node in ast.parse(source).body:
-            if getattr(node, "name", None) == name:
-                if any(_shape(part) in theirs for part in _with_methods(node)):
-                    return name
+        nodes = ast.parse(source).body
+        for part in name.split("."):
+            [node] = [node for node in nodes if getattr(node, "name", None) == part]
+            nodes = node.body
+        if any(_shape(part) in theirs for part in _with_methods(node)):
+            return name
     return None
 
 

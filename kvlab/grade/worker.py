@@ -98,12 +98,24 @@ class Barred:
     __call__ = __getattr__ = __setattr__ = __mro_entries__ = __iter__ = _refuse
 
 
+def find(target):
+    """(owner, name, value) of "module:name" or "module:Class.method"."""
+    module, path = target.split(":")
+    *owners, name = path.split(".")
+    owner = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, name, getattr(owner, name)
+
+
 def bar(targets, spared) -> None:
     """Put a stand-in wherever kvlab names one of `targets`, or a class that inherits from one."""
     ours = []
     for target in targets:
-        module, name = target.split(":")
-        ours.append(getattr(importlib.import_module(module), name))
+        owner, name, value = find(target)
+        ours.append(value)
+        if isinstance(owner, type):
+            setattr(owner, name, Barred(name))
 
     def is_barred(value):
         lineage = value.__mro__ if isinstance(value, type) else (value,)
@@ -241,8 +253,7 @@ def main() -> None:
         with open(settings["driver_path"], encoding="utf-8") as file:
             exec(compile(file.read(), "driver.py", "exec"), vars(spared))
     for name, target in settings["fallback"].items():  # what other exercises of this lab would define
-        module, attribute = target.split(":")
-        OURS[name] = getattr(importlib.import_module(module), attribute)
+        OURS[name] = find(target)[2]
     bar(settings["barred"], spared)
     fence(settings["closed_folders"])
     name = settings["driver"]

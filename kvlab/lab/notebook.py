@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from html import escape
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 from kvlab import __version__
@@ -100,7 +101,7 @@ class Lab:
                 from importlib import import_module
 
                 module, ours = exercise.ours[name].split(":")
-                return getattr(import_module(module), ours)
+                return attrgetter(ours)(import_module(module))
         raise ValueError(f"no exercise of lab {self.spec.number} defines {name!r}")
 
     def parts(self) -> Any:

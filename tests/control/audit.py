@@ -127,7 +127,7 @@ class Audit:
     def _ownership(self) -> None:
         pool = self.fuzz.manager.block_pool
         owners = Counter(block.block_id for table in self.fuzz.manager.req_to_blocks.values() for block in table)
-        queued, block = [], pool.free_block_queue._head.next_free_block
+        queued, block = [], pool.free_block_queue.head.next_free_block
         while block.block_id >= 0:  # forwards by hand, each link checked backwards
             assert block.prev_free_block.next_free_block is block
             queued.append(block.block_id)

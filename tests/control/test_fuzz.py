@@ -90,7 +90,7 @@ FAULTS = {
         "    new = self.block_pool.get_new_blocks(num_new)",
         "new = self.block_pool.get_new_blocks(num_new)\n    self.block_pool.touch(held)"),
     "a link back is left dangling": (
-        FreeKVCacheBlockQueue, "popleft_n", "block.prev_free_block = self._head", "pass"),
+        FreeKVCacheBlockQueue, "popleft_n", "block.prev_free_block = self.head", "pass"),
     "a run of blocks is not given back": (
         ContiguousKVCacheManager, "free", "self.arena.free(request.request_id)", "pass"),
     # copy-on-write and fork

@@ -10,6 +10,7 @@ import pytest
 
 from kvlab.grade import grade_exercise, grade_notebook, load_lab
 from kvlab.grade.child import walls
+from kvlab.grade.exercise import load_module
 
 SPECS = Path(__file__).parent / "specs"
 LAB = load_lab("90", SPECS)
@@ -70,6 +71,7 @@ def body(statement):
         ("import kvlab.manager\ncdiv = kvlab.manager.cdiv", "kvlab's own"),
         ("from kvlab.blocks import BlockTable\ndef cdiv(a, b): return len(BlockTable())", "kvlab's own"),
         ("def cdiv(a, b): return lab.best('Later')(a, b)", "KeyError"),
+        ("from kvlab.blocks import BlockPool\ndef cdiv(a, b): return BlockPool(2).touch([])", "touch is kvlab's own"),
         ("def cdiv(a, b", "syntax error"),
         ("x = 1", "does not define cdiv"),
         ("", "does not define cdiv"),
@@ -153,6 +155,9 @@ def test_ours_copied_earns_nothing_and_one_s_own_short_code_is_not_called_a_copy
     source = inspect.getsource(free_queue).replace("FreeKVCacheBlockQueue", "FreeQueue")
     assert copied_from_ours(source, ours) == "FreeKVCacheBlockQueue"
     assert copied_from_ours("# mine\n" + source.replace('"""', "'''"), ours)
+    method = "kvlab.blocks.free_queue:FreeKVCacheBlockQueue.popleft_n"
+    assert copied_from_ours(source, {"popleft_n": method}) == "FreeKVCacheBlockQueue.popleft_n"
+    assert copied_from_ours(STACK, {"popleft_n": method}) is None
     assert copied_from_ours(STACK, ours) is None
     assert copied_from_ours(CDIV, {"cdiv": "kvlab.blocks.table:cdiv"}) is None, "a line is alike whoever writes it"
 
@@ -257,8 +262,8 @@ def _children():
 def test_the_three_front_doors_agree(tmp_path):
     """check() in a notebook, pytest --notebook and kvlab grade."""
     root = Path(__file__).parents[2]
-    good = "from kvlab.blocks import KVCacheBlock, OutOfBlocks\n" + (
-        (root / "tests/labs/lab_03/others.py").read_text(encoding="utf-8").split("'''")[3])
+    others = load_module(root / "tests/labs/lab_03/others.py").CORRECT["free_queue"]
+    good = "from kvlab.blocks import KVCacheBlock, OutOfBlocks\n" + others["an ordered dict in place of links"]
     for cells, passes in (([good], True), (["class FreeQueue:\n    pass"], False)):
         path = write(tmp_path / "x.ipynb", cells, {"kvlab": {"lab": "03"}})
         report = grade_notebook(path, json_path=tmp_path / "r.json")

@@ -13,7 +13,7 @@ class Cdiv(Exercise):
 
     name, points, defines, section = "cdiv", 2, ("cdiv",), "L33 2.2"
     ours = {"cdiv": "kvlab.blocks.table:cdiv"}
-    bars = ("kvlab.blocks.table:BlockTable",)
+    bars = ("kvlab.blocks.table:BlockTable", "kvlab.blocks.pool:BlockPool.touch")
     hints = (say("a"), say("b"))
     seconds, all_seconds = 1.0, 20.0
     examples = (Trace((), (("cdiv", 0, 4),)), Trace((), (("cdiv", 8, 4),)))
