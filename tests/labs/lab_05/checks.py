@@ -24,8 +24,8 @@ class BlockKeys(Exercise):
             "so that the salt is in every key?"),
         say("A key is sha256(parent + data).digest(), where data are the bytes of the block's tokens. Give every "
             "token the same number of bytes: token.to_bytes(8, \"little\")."),
-        say("parent = sha256(repr(salt).encode()).digest(), then for each full block: parent = sha256(parent + "
-            "data).digest(), and append it."),
+        say("The first parent is the SHA-256 of the salt, made bytes in a way that tells None from the text 'None'. Then "
+            "each full block's key is the SHA-256 of its parent's key followed by its data, and is the next one's parent."),
     )  # fmt: skip
     examples = (
         Trace((2,), (("block_keys", [5, 6, 7, 8]),)),
