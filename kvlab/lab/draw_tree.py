@@ -12,8 +12,8 @@ from typing import Any
 SKY, ORANGE, INK, PALE = "#56B4E9", "#E69F00", "#222222", "#F2F2F2"
 
 
-def draw_tree(ax: Any, root: Any, block_size: int, *, told: Callable[[tuple], str] | None = None, hits: Collection[int] = (),
-              new: Collection[int] = (), title: str = "", width: int | None = None,
+def draw_tree(ax: Any, root: Any, block_size: int, *, told: Callable[[tuple], str] | None = None,
+              hits: Collection[int] = (), new: Collection[int] = (), title: str = "", width: int | None = None,
               height: int | None = None) -> None:  # fmt: skip
     """Draw all below `root` (nodes with chunks, blocks, children; None: an empty tree). Returns nothing.
 

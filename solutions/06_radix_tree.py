@@ -1,0 +1,1188 @@
+# %% [markdown]
+# # Lab 06: The radix tree (基数树)
+#
+# Lab 05 gave every block a name. In this lab the names become *places*: texts that begin alike walk down the same
+# branch, and they part where the texts part. You build the tree that SGLang is famous for, and you put it into the
+# engine in the place of lab 05's index.
+#
+# It goes with L33 6.1 to 6.3 (mostly 6.2) and 8.1-4, and with PAV 3.4 and 6. It takes about 80 minutes. You need the
+# idea of lab 05. You do not need to have solved it.
+
+# %%
+from kvlab.lab import Lab
+
+lab = Lab("06")
+check, hint = lab.check, lab.hint
+
+# %% [markdown]
+# ## Sixteen blocks, ten names
+#
+# Lab 05 in five lines:
+#
+# - A block is found by a **name**: a hash of its tokens and of its parent's name. That is the hash chain (哈希链).
+# - Only full blocks have a name, and a hit is a run of whole blocks from the beginning.
+# - The index has three methods: `match`, `insert`, `remove`.
+# - The first publisher keeps a name. A duplicate stays without one.
+# - The pool's free queue alone decides who is evicted (驱逐). The index only remembers.
+#
+# Now four short texts. A block holds two words, so each text fills four blocks. Sixteen blocks are offered to the hash
+# chain of lab 05:
+
+# %%
+from kvlab.blocks import BlockPool, KVCacheBlock, cdiv
+from kvlab.prefix import HashChainIndex
+
+TEXTS = {
+    "A": "you are a tutor what is a page".split(),
+    "B": "you are a tutor what is a block".split(),
+    "C": "you are a tutor who made this tree".split(),
+    "D": "you are a poet write me a poem".split(),
+}
+number_of = {word: i for i, word in enumerate(sorted({word for text in TEXTS.values() for word in text}))}
+
+chain, offered = HashChainIndex(block_size=2), 0
+for text in TEXTS.values():
+    blocks = [KVCacheBlock(offered + i + 1) for i in range(4)]
+    offered += 4
+    chain.insert([number_of[word] for word in text], blocks)
+names = [name.hex()[:6] for name in chain.cached_block_hash_to_block]
+print(f"{offered} blocks offered, {len(names)} names kept:")
+print(" ".join(names))
+
+# %% [markdown]
+# Sixteen went in, ten names came out. Six blocks were duplicates: their text had been published before. Fine. Now ask
+# this index three more questions.
+#
+# - Which of the ten belong to C?
+# - Which would be out of reach without the block "a tutor"?
+# - Which two waiting prompts should run right after each other, because they share the most?
+#
+# It cannot say. A name is a checksum, and the dictionary knows no order. It answers "is this beginning here?", and
+# nothing else. A tree can answer all four.
+
+# %% [markdown]
+# ## A picture
+#
+# Here are A and B as a tree, made by our own index. You build yours below.
+#
+# **How to read it.** Time runs to the right: the scale below counts tokens. A thin box is one block, with its two words
+# and its number. A **thick frame is one edge** (边): a run of blocks in which no text leaves. Where texts part, an edge
+# ends, and several begin.
+
+# %%
+import matplotlib.pyplot as plt
+
+from kvlab.lab.draw_tree import draw_tree
+from kvlab.prefix import RadixTreeIndex
+
+picture = RadixTreeIndex(block_size=2)
+picture.insert(TEXTS["A"], [KVCacheBlock(i) for i in (1, 2, 3, 4)])
+picture.insert(TEXTS["B"], [KVCacheBlock(i) for i in (5, 6, 7, 8)])
+
+figure, ax = plt.subplots(figsize=(8.5, 1.9), layout="constrained")
+draw_tree(ax, picture.roots[None], 2, title="A and B: 8 blocks offered, 5 in the tree, on 3 edges", width=6)
+ax.set_xlabel("token position")
+plt.show()
+
+# %% [markdown]
+# Blocks 5, 6 and 7 are missing: they were B's copies of what A had published. Only block 8 is new.
+#
+# A tree that had one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without
+# a branch are folded into one edge, and that makes it a **radix tree**. A prompt of 3,000 tokens that nobody shares is
+# one edge, not 187 nodes.
+
+# %% [markdown]
+# ## Your predictions
+#
+# First: C comes, and then D. How many edges has the tree then?
+#
+# Second: three engines serve the same model. Each has just served a prompt with 3,000 tokens of instructions (指令) and
+# a question. Now the same instructions come with another question of 10 tokens. The engines report how many tokens they
+# found in the cache, and **no two numbers are the same**. Their blocks hold 1, 16 and 64 tokens. What does the one with
+# 64 report?
+#
+# Third: your tree will run under two rules of eviction, ours and SGLang's. In a pool that is too small, how far apart
+# are the two hit rates?
+#
+# Replace each `None` by a number and run the cell.
+
+# %%
+lab.predict("edges", None, unit="edges")
+lab.predict("blocks of 64", None, unit="tokens found")
+lab.predict("two rules", None, unit="percentage points apart")
+
+# %% [markdown]
+# ## By hand
+#
+# Take a pencil and draw the tree of A, B, C and D. Then fill in:
+#
+# | after | blocks offered | blocks in the tree | edges |
+# |---|---|---|---|
+# | A | 4 | 4 | 1 |
+# | A, B | 8 | 5 | 3 |
+# | A, B, C | ? | ? | ? |
+# | A, B, C, D | ? | ? | ? |
+#
+# Now a fifth text, "you are a poet". What does it change? And a text that begins with "a page"? (Careful: there is a
+# block "a page" in the tree already.)
+#
+# Write down what you did, for any texts.
+
+# %% ex="tree_size"
+def tree_size(texts, block_size):
+    """The size of the radix tree of some texts.
+
+    texts: a list of texts, each a list of tokens. block_size: tokens a block holds. Tokens at the end of a text that do
+    not fill a block are left out.
+
+    Returns three whole numbers, in a tuple:
+        full blocks of all texts together, if nothing is shared,
+        blocks in the tree: two are the same if their tokens and all tokens before them are the same,
+        edges: an edge ends where there are two or more ways to go on, or none. The root is not an edge.
+    """
+    ### BEGIN SOLUTION
+    places, private = set(), 0
+    for text in texts:
+        for end in range(block_size, len(text) + 1, block_size):
+            places.add(tuple(text[:end]))
+            private += 1
+    ways_on = {place: 0 for place in places}
+    for place in places:
+        if len(place) > block_size:
+            ways_on[place[:-block_size]] += 1
+    return private, len(places), sum(1 for ways in ways_on.values() if ways != 1)
+    ### END SOLUTION
+
+# %% check="tree_size"
+check("tree_size")
+
+# %% [markdown]
+# Stuck? `hint("tree_size")` gives a nudge, and more if you call it again. It works for every exercise.
+
+# %%
+size_of = lab.best("tree_size")  # yours if it is solved, else ours
+for upto in ("A", "AB", "ABC", "ABCD"):
+    print(f"{', '.join(upto):12} {size_of([TEXTS[name] for name in upto], 2)}")
+lab.compare("edges", size_of(list(TEXTS.values()), 2)[2])
+
+# %% [markdown]
+# Each new text added two edges: one because an edge was cut, one for what is new. That is the most a text can ever add.
+# So a tree of n texts has at most 2n - 1 edges, however long the texts are. (Text number one adds a single edge.)
+#
+# ## The model, in four rules
+#
+# 1. **A place is a beginning.** A place (位置) in the tree stands for a block's tokens and all tokens before it. It
+#    holds one block, or none: then it is a **gap** (空缺). The first publisher keeps the place.
+# 2. **Edges are runs.** An edge ends only where texts part, or at a leaf (叶).
+# 3. **A match is a walk.** It starts at the root (根). It ends at the first chunk that is not there, or at the first
+#    gap.
+# 4. **A block's name is its place.** In lab 05 the name was a checksum. Here `block.block_hash` is an object, a
+#    `Place`, and its attribute `node` is the edge on which the block lies.
+#
+# A **chunk** is the tuple of the tokens that fill one block. This is all you need:
+#
+# | | what it is |
+# |---|---|
+# | `RadixNode(chunks, blocks, parent)` | one edge, and what hangs below it |
+# | `node.chunks` | list of the chunks of its run |
+# | `node.blocks` | list as long as `chunks`: who holds each chunk, a block or `None` for a gap |
+# | `node.children` | dict: first chunk of the child's edge -> the child, a `RadixNode` |
+# | `node.parent` | the edge above it; `None` for the root |
+# | the root | a `RadixNode` with no chunks and no blocks |
+# | `Place(node)` | a name for a block that lies on `node`; `place.node` may be changed |
+#
+# A sanity check: two counts of the same tree. One is your formula, the other counts nodes in the picture above.
+
+# %%
+from kvlab.prefix.radix_steps import Place, chunks_of  # noqa: F401
+from kvlab.prefix.radix_tree import RadixNode
+
+
+def nodes_below(node):
+    """All edges below `node`."""
+    for child in node.children.values():
+        yield child
+        yield from nodes_below(child)
+
+
+edges = list(nodes_below(picture.roots[None]))
+print("chunks of A:", chunks_of(TEXTS["A"], 2))
+print("counted, (blocks, edges):", (sum(len(node.blocks) for node in edges), len(edges)))
+print("tree_size says:          ", size_of([TEXTS["A"], TEXTS["B"]], 2)[1:])
+
+# %% [markdown]
+# ## Build 1: find
+#
+# Walk down. You stand on an edge, and some of its chunks lie behind you. The next chunk of the text is either the next
+# one on your edge, or, at its end, the first one of a child.
+#
+# When a check fails, it tells the tree in one line:
+#
+#     ab[1 2](cd[3 -] x[4])
+#
+# Each letter is a chunk. Edge `ab` holds blocks 1 and 2. Below it hang two edges: `cd`, with block 3 and a gap, and
+# `x`, with block 4.
+
+# %% ex="find"
+def find(root, chunks):
+    """The blocks that hold the longest published beginning of a text.
+
+    root: the root of a tree, a RadixNode. chunks: the text, a list of chunks.
+
+    Returns a list of blocks in order, [] if there are none: up to the first chunk that is not in the tree, or the first
+    gap. Changes nothing. Looks at no child that the text does not go to.
+    """
+    ### BEGIN SOLUTION
+    found, node, behind = [], root, 0
+    for chunk in chunks:
+        if behind == len(node.chunks):
+            if chunk not in node.children:
+                break
+            node, behind = node.children[chunk], 0
+        if node.chunks[behind] != chunk or node.blocks[behind] is None:
+            break
+        found.append(node.blocks[behind])
+        behind += 1
+    return found
+    ### END SOLUTION
+
+# %% check="find"
+check("find")
+
+# %% [markdown]
+# Count what a match costs: one comparison for each chunk found, and one look into a dict at each fork. The hash chain
+# pays one SHA-256 and one look into a dict for each chunk. Both are proportional to the hit, not to the size of the
+# cache.
+
+# %%
+walk = lab.best("find")  # yours if it is solved, else ours
+
+for question in ("you are a tutor what is love", "you are a poet", "a page"):
+    hit = walk(picture.roots[None], chunks_of(question.split(), 2))
+    print(f"{question:30} -> blocks {[block.block_id for block in hit]}")
+
+# %% [markdown]
+# "a page" finds nothing, although block 4 holds these two words. Block 4 holds them at positions 6 and 7, behind six
+# other words. Its K and V depend on all of that.
+#
+# ## Build 2: split
+#
+# C arrives. It agrees with the edge `you are|a tutor|what is` for two blocks, and then it leaves. So the edge must be
+# cut (分裂) after two blocks:
+#
+#         before                          after split(node, 2)
+#
+#         [ 1  2  3 ]--- 4                [ 1  2 ]---[ 3 ]--- 4
+#                    '-- 8                  upper     lower '-- 8
+#
+# No block moves on the GPU. What changes is who points at whom. Which links change, and which names?
+
+# %% ex="split"
+def split(node, k):
+    """Cut an edge in two.
+
+    node: an edge, not the root. k: how many blocks stay in the upper half, 0 < k < len(node.chunks).
+
+    Returns the upper half. What hung below the edge hangs below the lower half now. One of the halves is `node` itself,
+    whichever you like, and the other one is new. All links are right afterwards: chunks and blocks, children by first
+    chunk, parents, and the place of every block (block.block_hash.node; gaps have none).
+    """
+    ### BEGIN SOLUTION
+    upper = RadixNode(node.chunks[:k], node.blocks[:k], node.parent)
+    node.parent.children[upper.chunks[0]] = upper
+    node.chunks, node.blocks, node.parent = node.chunks[k:], node.blocks[k:], upper
+    upper.children = {node.chunks[0]: node}
+    for block in upper.blocks:
+        if block is not None:
+            block.block_hash.node = upper
+    return upper
+    ### END SOLUTION
+
+# %% check="split"
+check("split")
+
+# %% [markdown]
+# ## Build 3: add
+#
+# Publish (发布) the blocks of a text. It is the walk of `find`, but it never gives up: where there is no place, make
+# one. Three cases, and each has its own trap:
+#
+# - The text leaves an edge **in its middle**. Split it there.
+# - The edge is used up, and **no child** begins with the next chunk. Hang a new edge there, for *all* the chunks that
+#   are left. But if the edge is a leaf, do not hang an only child below it: **the leaf grows** (only the root cannot).
+# - The place **is there**. If it has a block, leave it alone. If it is a gap, fill it.
+
+# %%
+cut = lab.best("split")  # yours if it is solved, else ours
+
+# %% ex="add"
+def add(root, chunks, blocks):
+    """Publish blocks along a text.
+
+    root: the root of the tree. chunks: the text, a list of chunks. blocks: for the first len(blocks) of these chunks,
+    the blocks that hold them; chunks beyond them are ignored. Some of the blocks may hang at their place already.
+
+    Afterwards each of these chunks has its place in the tree, and no place is a gap. A place that had a block keeps it.
+    A block that gets a place gets a name: block.block_hash = Place(node). Edges end only where texts part, or at a leaf.
+    Returns the list of blocks that got a place by this call, in order. cut(node, k) is your split.
+    """
+    ### BEGIN SOLUTION
+    chunks = chunks[: len(blocks)]
+    published, node, behind = [], root, 0
+    for done, (chunk, block) in enumerate(zip(chunks, blocks, strict=True)):
+        if behind == len(node.chunks) and chunk in node.children:
+            node, behind = node.children[chunk], 0
+        elif behind == len(node.chunks) or node.chunks[behind] != chunk:
+            if behind < len(node.chunks):
+                node = cut(node, behind)
+            if node is root or node.children:  # only a leaf can grow
+                child = RadixNode([], [], node)
+                node.children[chunk] = child
+                node, behind = child, 0
+            node.chunks.extend(chunks[done:])
+            node.blocks.extend([None] * (len(chunks) - done))
+        if node.blocks[behind] is None:
+            node.blocks[behind] = block
+            block.block_hash = Place(node)
+            published.append(block)
+        behind += 1
+    return published
+    ### END SOLUTION
+
+# %% check="add"
+check("add")
+
+# %% [markdown]
+# ## Watch it: the tree grows and splits
+#
+# Four texts, added one after the other, by your functions. Orange and hatched is what this step has published.
+
+# %%
+grow = lab.best("add")  # yours if it is solved, else ours
+
+
+def grown(steps, block_size=2):
+    """The tree after each of `steps` texts: (root, ids published by the last one)."""
+    root, next_id, new = RadixNode([], [], None), 1, []
+    for text in steps:
+        chunks = chunks_of(text, block_size)
+        hits = walk(root, chunks)
+        fresh = [KVCacheBlock(next_id + i) for i in range(len(chunks) - len(hits))]
+        next_id += len(fresh)
+        new = [block.block_id for block in grow(root, chunks, [*hits, *fresh])]
+    return root, new
+
+
+figure, axes = plt.subplots(4, 1, figsize=(8.5, 7.2), layout="constrained", height_ratios=[1, 2, 3, 4])
+for ax, (upto, name) in zip(axes, enumerate(TEXTS, start=1), strict=True):
+    root, new = grown(list(TEXTS.values())[:upto])
+    draw_tree(ax, root, 2, new=new, width=5, height=upto,
+              title=f"{name} is added: {len(new)} new blocks, {len(list(nodes_below(root)))} edges now")
+axes[-1].set_xlabel("token position")
+plt.show()
+
+# %% [markdown]
+# **What to look at.** The frame at the left edge. It is four blocks long, then three, then two, then one. Nobody has
+# touched the blocks in it: each text only moved the place where ways part. And look for the word "tutor": it stands
+# there once, for three texts.
+#
+# Move the slider to add one text after the other. There are eight: the four above, then one that ends early, one that
+# goes on where D ended, and two more. (It needs a running kernel; without one you see the tree after six texts.) Two of
+# the steps publish nothing or split nothing. Which, and why?
+
+# %%
+from kvlab.lab.draw_tables import sliders
+
+MORE = [*TEXTS.values(), "you are a poet".split(), "you are a poet write me a poem on trees".split(),
+        "you are kind".split() + ["to", "me"], "who made this tree".split()]
+
+
+def show_growth(texts):
+    root, new = grown(MORE[:texts])
+    figure, ax = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
+    told = f"“{' '.join(MORE[texts - 1])}”" if texts else "nothing yet"
+    draw_tree(ax, root, 2, new=new, width=6, height=6, title=f"{told}: {len(new)} new blocks")
+    ax.set_xlabel("token position")
+    return figure
+
+
+sliders(show_growth, texts=(0, 8, 6))
+
+# %% [markdown]
+# ## Build 4: take one out
+#
+# The pool is about to overwrite a block, so the tree must forget it. If it is the last of a leaf, that is simple. But
+# what if others hang below it?
+#
+# You could throw away everything below. It is of no use at the moment. But the pool still counts those blocks as
+# cached, and some of them may be *owned*. So we leave a **gap**. Whoever computes this block again fills the gap, and
+# everything behind it is found again.
+#
+# Gaps with nothing behind them are dead wood (枯枝). A tree that keeps them grows for ever. Cut them off: from the end of
+# the leaf upwards, as far as it goes.
+#
+# **Merge or not?** When a branch is gone, its parent may be left with an only child. The two edges could be joined into
+# one again. You need not do it. A match finds the same blocks, with one more look into a dict. The next text may well
+# split the edge again at the same place. SGLang does not merge. Ours does, because it is small, and because then the
+# tree depends only on what is in it and not on what was. Both pass the check.
+
+# %% ex="take_out"
+def take_out(block):
+    """Forget one published block.
+
+    block: a block that hangs in a tree; block.block_hash.node is its edge.
+
+    Its place becomes a gap, and block.block_hash None. Then gaps that have no block behind them are cut off, upwards:
+    at the end of a leaf; an edge without blocks and children leaves its parent, which may then be a leaf itself. The
+    root stays. Blocks behind the gap keep their places. Returns nothing.
+    """
+    ### BEGIN SOLUTION
+    node = block.block_hash.node
+    node.blocks[node.blocks.index(block)] = None
+    block.block_hash = None
+    while node.parent is not None and not node.children:
+        first_chunk = node.chunks[0]
+        while node.blocks and node.blocks[-1] is None:
+            node.blocks.pop()
+            node.chunks.pop()
+        if node.blocks:
+            break
+        del node.parent.children[first_chunk]
+        node = node.parent
+    ### END SOLUTION
+
+# %% check="take_out"
+check("take_out")
+
+# %%
+forget = lab.best("take_out")  # yours if it is solved, else ours
+
+root, _ = grown(TEXTS.values())
+by_id = {block.block_id: block for node in nodes_below(root) for block in node.blocks}
+figure, axes = plt.subplots(1, 2, figsize=(12, 3.4), layout="constrained")
+forget(by_id[2])
+question = chunks_of(TEXTS["B"], 2)
+draw_tree(axes[0], root, 2, width=4, height=4, hits=[block.block_id for block in walk(root, question)],
+          title=f"Block 2 is gone. B asks again: {len(walk(root, question))} block found (blue)")
+grow(root, question[:2], [by_id[1], KVCacheBlock(99)])
+draw_tree(axes[1], root, 2, width=4, height=4, hits=[block.block_id for block in walk(root, question)],
+          title=f"Somebody computed “a tutor” again: {len(walk(root, question))} blocks found")
+for ax in axes:
+    ax.set_xlabel("token position")
+plt.show()
+
+# %% [markdown]
+# **What to look at.** On the left, the crossed box. Everything to the right of it is in memory and out of reach: six
+# words, three texts. On the right one block has come back, and all of it can be found again. The hash chain does
+# exactly the same, for another reason: its children still bear the old parent's name.
+#
+# ## Build 5: the index
+#
+# Now wrap it up. The engine calls three methods, and it wants a dictionary of all names. A salt (盐) is a tenant: it
+# gets a tree of its own.
+
+# %%
+grow, forget = lab.best("add"), lab.best("take_out")
+
+
+class RadixTreeBase:
+    """What the index has.
+
+    block_size: tokens a block holds. roots: salt -> root of its tree, a RadixNode; a salt that nobody has used has none.
+    cached_block_hash_to_block: from the name of each published block to the block.
+    """
+
+    def __init__(self, block_size):
+        self.block_size = block_size
+        self.roots = {}
+        self.cached_block_hash_to_block = {}
+
+
+# %% ex="radix_tree"
+class RadixTree(RadixTreeBase):
+    """A prefix index. walk, grow and forget are your find, add and take_out; chunks_of(tokens, block_size) cuts."""
+
+    def match(self, tokens, salt=None):
+        """The blocks that hold the longest published beginning of `tokens`, in order, [] if none. Changes nothing."""
+        ### BEGIN SOLUTION
+        if salt not in self.roots:
+            return []
+        return walk(self.roots[salt], chunks_of(tokens, self.block_size))
+        ### END SOLUTION
+
+    def insert(self, tokens, blocks, salt=None, cursor=None):
+        """Publish blocks[i] as the holder of block i of `tokens`; each one that gets a place enters the dictionary.
+
+        ValueError, and nothing changed, if `tokens` do not fill all `blocks`; tokens beyond them are ignored.
+        (cursor: ignore it.)
+        """
+        ### BEGIN SOLUTION
+        num_tokens = len(blocks) * self.block_size
+        if num_tokens > len(tokens):
+            raise ValueError(f"{len(tokens)} tokens do not fill {len(blocks)} blocks")
+        root = self.roots.setdefault(salt, RadixNode([], [], None))
+        for block in grow(root, chunks_of(tokens[:num_tokens], self.block_size), blocks):
+            self.cached_block_hash_to_block[block.block_hash] = block
+        ### END SOLUTION
+
+    def remove(self, block):
+        """Forget `block`: no place, no name, no entry. ValueError if it is not published here."""
+        ### BEGIN SOLUTION
+        if self.cached_block_hash_to_block.get(block.block_hash) is not block:
+            raise ValueError(f"block {block.block_id} is not published here")
+        del self.cached_block_hash_to_block[block.block_hash]
+        forget(block)
+        ### END SOLUTION
+
+# %% check="radix_tree"
+check("radix_tree")
+
+# %% [markdown]
+# ## Two indexes, one truth
+#
+# You have two indexes now that should agree on everything, and they have nothing in common inside: one hashes, the
+# other compares. When one is wrong, the other is very likely not wrong in the same way. Such a second way to the answer
+# is called an **oracle** (测试预言), and it is the best test that there is.
+#
+# The next cell plays random traces on both. Texts are made of two tokens only, so that they meet all the time. Blocks
+# are published, evicted in any order, and published again.
+
+# %%
+import random
+
+Tree = lab.best("RadixTree")  # yours if it is solved, else ours
+
+
+def play_both(seed, num_moves=60):
+    """The same moves on both indexes. Returns (matches compared, those found beyond 0, first difference or None)."""
+    rng = random.Random(seed)
+    size = rng.choice([1, 2, 3])
+    sides = [(index(size), [KVCacheBlock(i) for i in range(40)]) for index in (HashChainIndex, Tree)]
+    compared = found = 0
+    for move in range(num_moves):
+        tokens = [rng.randrange(2) for _ in range(rng.randint(0, 5 * size))]
+        salt, what, start = rng.choice([None, None, "x"]), rng.random(), rng.randrange(30)
+        answers = []
+        for index, blocks in sides:
+            if what < 0.4:
+                hits = index.match(tokens, salt)
+                free = [block for block in blocks if block.block_hash is None and block not in hits]
+                index.insert(tokens, [*hits, *free][: len(tokens) // size], salt)
+            elif what < 0.7 and blocks[start].block_hash is not None:
+                index.remove(blocks[start])
+            hits = index.match(tokens, salt)
+            answers.append([[block.block_id for block in hits], sorted(
+                block.block_id for block in index.cached_block_hash_to_block.values())])
+        compared, found = compared + 1, found + bool(answers[0][0])
+        if answers[0] != answers[1]:
+            return compared, found, f"seed {seed}, move {move}: the chain says {answers[0]}, the tree {answers[1]}"
+    return compared, found, None
+
+
+played = [play_both(seed) for seed in range(100)]
+differences = [difference for _, _, difference in played if difference]
+print(f"{sum(p[0] for p in played):,} matches compared, {sum(p[1] for p in played):,} of them hits; "
+      f"{len(differences)} traces differ")
+print(*differences[:3], sep="\n")
+
+# %% [markdown]
+# Would this test notice a mistake? A test that cannot fail proves nothing. Here is a tree that walks past gaps:
+
+# %%
+class PastGaps(Tree):
+    """Wrong on purpose: a match goes on behind a gap."""
+
+    def match(self, tokens, salt=None):
+        found, node, rest = [], self.roots.get(salt), chunks_of(tokens, self.block_size)
+        while node is not None and rest and (node := node.children.get(rest[0])):
+            for chunk, block in zip(node.chunks, node.blocks, strict=True):
+                if not rest or chunk != rest[0]:
+                    return found
+                found += [block] if block else []
+                rest = rest[1:]
+        return found
+
+
+right, Tree = Tree, PastGaps
+caught = sum(play_both(seed)[2] is not None for seed in range(100))
+Tree = right
+print(f"the wrong tree is caught in {caught} of 100 traces")
+
+# %% [markdown]
+# ## Watch it run: the tree of a living engine
+#
+# The real scheduler and the real block manager, with your tree inside. In place of a model there is the slot-echo
+# model, which answers with numbers. The pool has 13 blocks of two tokens. Four people ask, one after the other, and the
+# third comes back.
+
+# %%
+from types import SimpleNamespace
+
+from kvlab.config import EngineConfig
+from kvlab.parts import Parts
+from kvlab.sampling_params import SamplingParams
+from kvlab.schedule import Request
+
+word_of = {number: word for word, number in number_of.items()}
+
+
+def copy_of(node, parent=None):
+    """What a tree looks like now, for drawing later."""
+    twin = SimpleNamespace(chunks=list(node.chunks), blocks=list(node.blocks), parent=parent)
+    twin.children = {chunk: copy_of(child, twin) for chunk, child in node.children.items()}
+    return twin
+
+
+core = Parts(prefix_index=Tree).make_engine(EngineConfig(block_size=2, num_gpu_blocks_override=14))
+pool, moments = core.scheduler.manager.block_pool, []
+for turn, name in enumerate("ABCDC"):
+    core.add_request(Request(str(turn), [number_of[word] for word in TEXTS[name]],
+                             SamplingParams(temperature=0, seed=0, max_tokens=5)))
+    while core.has_unfinished_requests():
+        for output in core.step():
+            found = output.request.num_cached_tokens
+        root = pool.prefix_index.roots.get(None)
+        owned = [block.block_id for block in pool.blocks if block.ref_cnt > 0]
+        moments.append((f"{name}, turn {turn + 1}: {found} of 8 prompt tokens found; {len(owned)} of 13 blocks owned",
+                        copy_of(root) if root else None, owned))
+
+
+def show_engine(step):
+    title, root, owned = moments[step]
+    figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    draw_tree(ax, root, 2, hits=owned, title=f"step {step}. {title} (blue)", width=7, height=5,
+              told=lambda chunk: " ".join(word_of.get(token, str(token)) for token in chunk))
+    ax.set_xlabel("token position")
+    return figure
+
+
+print(f"{len(moments)} steps")
+sliders(show_engine, step=(0, len(moments) - 1, len(moments) - 4))
+
+# %% [markdown]
+# **What to look at.** Blue blocks are owned by the request that runs. The others are cached (已缓存): nobody owns them,
+# everybody may find them, and whoever needs room may have them. Move the slider slowly through the last turns. When the
+# pool has no fresh block left, branches become shorter **from their tips**, the ones that nobody has used for longest
+# first. The shared beginning stays.
+#
+# Nobody told the queue what a tree is. So why does it never saw off the branch it sits on?
+#
+# ## Why a queue can decide for a tree
+#
+# Two reasons, and both are lab 05's:
+#
+# 1. **Whoever owns a child owns its parent.** A hit is a run from the beginning. So while a child has an owner, its
+#    parent has one too, and is not in the queue at all.
+# 2. **Last block first.** When a request ends, its last block goes to the tail of the queue first. So a parent stands
+#    behind its child, and is evicted later.
+#
+# There is one exception. Two requests compute the same block at the same time. The second one's copy stays without a
+# name, but what it computes *behind* it is published, below a parent that it does not own. This parent may go first.
+# Then there is a gap, and gaps you can live with.
+#
+# **SGLang does it the other way round.** Its tree has no gaps, so only **leaves** may be evicted. Each node counts the
+# running requests below it, in `lock_ref`: a request locks (锁定) the whole path up to the root when it starts, and
+# unlocks it when it ends. When memory is short, the leaf that was used longest ago goes, the whole edge at once; its
+# parent may be a leaf now, and so on. There is no queue; the tree itself decides.
+#
+# | | ours (and vLLM's) | SGLang's |
+# |---|---|---|
+# | who is locked | blocks with `ref_cnt` above 0 | nodes with `lock_ref` above 0 |
+# | who decides | the pool's free queue, one for all | the tree: leaves, by last use |
+# | the unit | one block | one edge |
+# | parent before child | can happen, leaves a gap | cannot happen |
+# | finding the next victim | head of the queue, O(1) | a heap (or a set) of leaves |
+#
+# ### More, if you like: leaf-only eviction
+#
+# Write SGLang's choice of a victim. If you leave it out, the comparison below runs on ours.
+
+# %% ex="leaf_to_evict"
+def leaf_to_evict(root, last_used):
+    """The edge that leaf-only eviction gives up next.
+
+    root: the root of a tree without gaps. last_used: dict, block_id -> the moment of its latest use (a number).
+
+    Candidates are edges without children, of whose blocks none has an owner (ref_cnt above 0). Of these, returns the one
+    whose latest use is longest ago; the latest use of an edge is that of any of its blocks. None if there is none.
+    """
+    ### BEGIN SOLUTION
+    best, best_use, to_visit = None, None, list(root.children.values())
+    while to_visit:
+        node = to_visit.pop()
+        to_visit.extend(node.children.values())
+        if node.children or any(block.ref_cnt > 0 for block in node.blocks):
+            continue
+        use = max(last_used[block.block_id] for block in node.blocks)
+        if best is None or use < best_use:
+            best, best_use = node, use
+    return best
+    ### END SOLUTION
+
+# %% check="leaf_to_evict"
+check("leaf_to_evict")
+
+# %% [markdown]
+# ## Two rules on one trace
+#
+# Now measure. The trace is made here, from a seed: 40 people talk to 4 bots, each bot with some 200 tokens of
+# instructions, 2 to 6 turns each. A turn sends the whole conversation so far. Four requests run at any time. Three
+# ways to evict, on your tree:
+#
+# - **queue**: the pool's, block by block;
+# - **leaf, whole edge**: SGLang's;
+# - **leaf, one block**: leaf-only, but only the last block of the leaf goes.
+
+# %%
+victim = lab.best("leaf_to_evict")  # yours if it is solved, else ours
+
+
+class QueueCache:
+    """Your tree in the block pool of the engine."""
+
+    def __init__(self, num_blocks, block_size):
+        self.tree, self.size = Tree(block_size), block_size
+        self.pool = BlockPool(num_blocks + 1, prefix_index=self.tree)
+
+    def start(self, tokens):
+        """Blocks for a prompt, computed and published at once. Returns (table, tokens found)."""
+        hits = self.tree.match(tokens[: (len(tokens) - 1) // self.size * self.size])
+        self.pool.touch(hits)
+        table = hits + self.pool.get_new_blocks(cdiv(len(tokens), self.size) - len(hits))
+        self.tree.insert(tokens, table[: len(tokens) // self.size])
+        return table, len(hits) * self.size
+
+    def end(self, table):
+        self.pool.free_blocks(reversed(table))
+
+
+class LeafCache:
+    """Your tree as its own judge: only leaves go, the one used longest ago first."""
+
+    def __init__(self, num_blocks, block_size, whole_edge):
+        self.tree, self.size, self.whole_edge = Tree(block_size), block_size, whole_edge
+        self.free, self.last_used, self.clock = [KVCacheBlock(i) for i in range(num_blocks)], {}, 0
+
+    def use(self, table):
+        self.clock += 1
+        self.last_used.update((block.block_id, self.clock) for block in table)
+
+    def start(self, tokens):
+        hits = self.tree.match(tokens[: (len(tokens) - 1) // self.size * self.size])
+        for block in hits:
+            block.ref_cnt += 1
+        num_new = cdiv(len(tokens), self.size) - len(hits)
+        while len(self.free) < num_new:
+            leaf = victim(self.tree.roots[None], self.last_used)
+            for block in list(leaf.blocks)[:: -1] if self.whole_edge else leaf.blocks[-1:]:
+                self.tree.remove(block)
+                self.free.append(block)
+        new = [self.free.pop() for _ in range(num_new)]
+        for block in new:
+            block.ref_cnt = 1
+        self.tree.insert(tokens, (hits + new)[: len(tokens) // self.size])
+        self.use(hits + new)
+        return hits + new, len(hits) * self.size
+
+    def end(self, table):
+        self.use(table)
+        for block in table:
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0 and block.block_hash is None:
+                self.free.append(block)
+
+
+def serve(prompts, cache, at_once=4):
+    """Start one prompt after the other; each ends when `at_once` more have started. Returns the share found."""
+    running, found = [], 0
+    for tokens in prompts:
+        if len(running) == at_once:
+            cache.end(running.pop(0))
+        table, num_found = cache.start(tokens)
+        running.append(table)
+        found += num_found
+    return found / sum(map(len, prompts))
+
+
+def words(rng, shortest, longest):
+    return [rng.randrange(30_000) for _ in range(rng.randint(shortest, longest))]
+
+
+def chats(seed, num_people=40, num_bots=4):
+    """Prompts in the order in which they come: people mixed at random, each one's turns in order."""
+    rng = random.Random(seed)
+    bots = [words(rng, 150, 250) for _ in range(num_bots)]
+    people = [[list(rng.choice(bots)), rng.randint(2, 6)] for _ in range(num_people)]
+    prompts, talking = [], []
+    while people or talking:
+        if people and (len(talking) < 10):
+            talking.append(people.pop())
+        person = rng.choice(talking)
+        person[0] += words(rng, 5, 40)  # a question
+        prompts.append(list(person[0]))
+        person[0] += words(rng, 10, 60)  # the answer
+        person[1] -= 1
+        if not person[1]:
+            talking.remove(person)
+    return prompts
+
+
+prompts = chats(seed=6)
+_, distinct, _ = size_of(prompts, 16)
+mean = sum(map(len, prompts)) / len(prompts)
+print(f"{len(prompts)} prompts of {mean:.0f} tokens on average; {distinct} different blocks")
+
+# %% [markdown]
+# One more contender, before we look. Not every block in the queue is worth keeping. The last block of a prompt is
+# mostly part-full. It has no name, and nobody will ever find it. Yet it goes to the tail like all others, and useful
+# blocks are evicted before it. So, the fourth way:
+#
+# - **queue, nameless first**: as the queue, but blocks without a name are used again first.
+
+# %%
+class NamelessFirst(QueueCache):
+    """The queue, but a block that nobody can find is handed out before any other."""
+
+    nameless = ()
+
+    def start(self, tokens):
+        self.pool.free_blocks(self.nameless)  # to the tail, and from there, by a small detour, to the head
+        for block in self.pool.free_block_queue.get_all_free_blocks()[: -len(self.nameless) or None]:
+            self.pool.free_block_queue.remove(block)
+            self.pool.free_block_queue.append(block)
+        self.nameless = ()
+        return super().start(tokens)
+
+    def end(self, table):
+        self.nameless = (*self.nameless, *(block for block in table if block.block_hash is None))
+        super().end([block for block in table if block.block_hash is not None])
+
+
+POOLS, SEEDS = (110, 120, 140, 160, 200, 250, 300, 400), range(5)
+RULES = {
+    "queue": lambda n: QueueCache(n, 16),
+    "queue, nameless first": lambda n: NamelessFirst(n, 16),
+    "leaf, one block": lambda n: LeafCache(n, 16, whole_edge=False),
+    "leaf, whole edge": lambda n: LeafCache(n, 16, whole_edge=True),
+}
+traces = [chats(seed) for seed in SEEDS]
+rates = {
+    rule: [sum(100 * serve(trace, make(n)) for trace in traces) / len(traces) for n in POOLS]
+    for rule, make in RULES.items()
+}
+
+# %%
+LOOKS = {
+    "queue": ("#222222", "o-", (8, -13)),
+    "queue, nameless first": ("#0072B2", "D-", (-6, 10)),
+    "leaf, one block": ("#009E73", "s:", (-6, 24)),
+    "leaf, whole edge": ("#D55E00", "^--", (4, -16)),
+}
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=[1, 1.3])
+for rule, (colour, style, shift) in LOOKS.items():
+    left.plot(POOLS, rates[rule], style, color=colour, linewidth=1.5, markersize=5, markerfacecolor="white")
+    gained = [rate - queue for rate, queue in zip(rates[rule], rates["queue"], strict=True)]
+    right.plot(POOLS, gained, style, color=colour, linewidth=2, markersize=8 if style == "s:" else 5,
+               markerfacecolor="white", zorder=2 if style == "s:" else 3)
+    place = 0 if rule == "leaf, whole edge" else 3
+    right.annotate(rule, (POOLS[place], gained[place]), xytext=shift, textcoords="offset points", color=colour,
+                   fontsize=11)
+left.set(xlabel="blocks of 16 tokens in the pool", ylabel="prompt tokens found in the cache, %", ylim=(0, 100))
+left.set_title("All four, one upon the other", loc="left", fontsize=11)
+right.set(xlabel="blocks of 16 tokens in the pool", ylabel="percentage points above the queue", ylim=(-0.8, 2))
+right.set_title("The same, enlarged: against the queue", loc="left", fontsize=11)
+for ax in (left, right):
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+plt.show()
+apart = {rule: max((abs(rate - queue), n) for rate, queue, n in zip(rates[rule], rates["queue"], POOLS, strict=True))
+         for rule in RULES if rule != "queue"}
+lab.compare("two rules", round(apart["leaf, whole edge"][0], 1))
+
+# %% [markdown]
+# **What to look at.** Left first: four rules, one line. Which rule you take matters little beside how large the pool
+# is. Then the right, enlarged some fifty times. The green squares and the blue diamonds lie upon each other. So
+# leaf-only eviction, block by block, is better than our queue by a point or two, and it is *not* because of the tree:
+# a queue that uses nameless blocks first gains exactly the same. Newer versions of vLLM do just that.
+#
+# The dashed line shows what the unit costs. A whole edge goes where one block would have been enough. On a tight pool
+# that throws away a long branch for a short need. (SGLang's blocks hold one token by default. It could not well ask its
+# tree once for every token.)
+#
+# A fair word: this is one kind of traffic, five seeds, and every prompt is computed at once. The order of the rules can
+# change on yours. Now you can measure it.
+
+# %% [markdown]
+# ## Three engines, three numbers
+#
+# Back to the second prediction. The same tree, with blocks of 1, 16 and 64 tokens. With one token a block it is a
+# token-level tree, as in SGLang. Nothing of your code changes.
+
+# %%
+rng = random.Random(3)
+instructions = words(rng, 3000, 3000)
+first, second = instructions + words(rng, 10, 10), instructions + words(rng, 10, 10)
+warm = {}
+for size in (1, 16, 64):
+    tree = Tree(size)
+    tree.insert(first, [KVCacheBlock(i) for i in range(len(first) // size)])
+    warm[size] = size * len(tree.match(second[: (len(second) - 1) // size * size]))
+    print(f"blocks of {size:2}: {warm[size]:,} of {len(second):,} tokens found")
+lab.compare("blocks of 64", warm[64])
+
+# %% [markdown]
+# All three are right. The instructions end where they end, and the block that holds this end holds a bit of the
+# question too. It cannot be shared. If texts part anywhere, the part of a block that is lost is on average
+#
+# $$\frac{B - 1}{2} \text{ tokens for each hit}$$
+#
+# because the place where they part is equally likely to be at any of the B positions in a block. Is that so? Three
+# traces from a seed: the **chats** from above; **plans** of agents, which branch off each other anywhere; and
+# **strangers**, who have nothing in common. The cache is as large as it needs to be.
+
+# %%
+def plans(seed):
+    rng = random.Random(seed)
+    known = [words(rng, 150, 250)]
+    for _ in range(150):
+        base = rng.choice(known)
+        known.append(base[: rng.randint(len(base) // 2, len(base))] + words(rng, 10, 60))
+    return known[1:]
+
+
+def strangers(seed):
+    rng = random.Random(seed)
+    return [words(rng, 100, 300) for _ in range(60)]
+
+
+def endless(prompts, size):
+    """Every prompt through a tree that forgets nothing: tokens found by each, blocks in the tree."""
+    tree, found = Tree(size), []
+    for tokens in prompts:
+        found.append(size * len(tree.match(tokens[: (len(tokens) - 1) // size * size])))
+        tree.insert(tokens, [KVCacheBlock(0) for _ in range(len(tokens) // size)])
+    return found, len(tree.cached_block_hash_to_block)
+
+
+by_size = {}
+for name, trace in (("chats", chats(6)), ("plans", plans(6)), ("strangers", strangers(6))):
+    by_size[name] = {size: (*endless(trace, size), sum(map(len, trace))) for size in (1, 16, 64)}
+
+figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
+faces = {1: ("#0072B2", ""), 16: ("#56B4E9", "//"), 64: ("white", "..")}
+for i, results in enumerate(by_size.values()):
+    for j, (size, (found, _, total)) in enumerate(results.items()):
+        share = 100 * sum(found) / total
+        colour, hatch = faces[size]
+        ax.bar(i + 0.27 * (j - 1), share, 0.25, color=colour, hatch=hatch, edgecolor="#222222")
+        ax.text(i + 0.27 * (j - 1), share + 1.5, f"{share:.1f}%", ha="center", fontsize=10)
+        ax.text(i + 0.27 * (j - 1), -5, f"{size}", ha="center", va="top", fontsize=10)
+ax.text(-0.55, -5, "tokens a block:", ha="right", va="top", fontsize=10)
+ax.set_xticks(range(3), list(by_size), fontsize=11)
+ax.tick_params(axis="x", pad=20, length=0)
+ax.set(ylabel="prompt tokens found, %", ylim=(0, 100), xlim=(-0.5, 2.5))
+for side in ("top", "right"):
+    ax.spines[side].set_visible(False)
+plt.show()
+
+lost = {}
+for name in ("chats", "plans"):
+    tokenwise = by_size[name][1][0]
+    hitting = [i for i, found in enumerate(tokenwise) if found]
+    for size in (16, 64):
+        found = by_size[name][size][0]
+        lost[name, size] = sum(tokenwise[i] - found[i] for i in hitting) / len(hitting)
+        print(f"{name}, blocks of {size}: {lost[name, size]:.1f} tokens lost for each hit; (B - 1)/2 = {(size - 1) / 2}")
+
+# %% [markdown]
+# **What to look at.** The step from the solid bar to the hatched one. A token-level tree finds 2 to 4 points more than
+# blocks of 16, and blocks of 64 lose ten points and more. The loss for each hit is a constant, so it hurts where hits
+# are short. With 3,000 tokens of instructions nobody will notice 8.
+#
+# And what does the token-level tree cost? Not edges: their number depends on where texts part. But the places:
+
+# %%
+import time
+
+for size in (1, 16, 64):
+    tree = Tree(size)
+    tree.insert(first, [KVCacheBlock(i) for i in range(len(first) // size)])
+    began = time.perf_counter()
+    for _ in range(20):
+        tree.match(second)
+    took = (time.perf_counter() - began) / 20
+    print(f"blocks of {size:2}: {cdiv(len(second), size):5,} entries in the block table of one prompt, "
+          f"{by_size['chats'][size][1]:5,} places for the chats, a match takes {1000 * took:.2f} ms here")
+
+chain = HashChainIndex(16)
+chain.insert(first, [KVCacheBlock(i) for i in range(len(first) // 16)])
+began = time.perf_counter()
+for _ in range(20):
+    chain.match(second)
+chain_ms = 1000 * (time.perf_counter() - began) / 20
+print(f"(the hash chain, blocks of 16: {chain_ms:.2f} ms)")
+
+# %% [markdown]
+# ## What else a tree knows
+#
+# A hash chain can say whether a beginning is there. A tree can say who shares it with whom. Here is one use. 120
+# prompts wait: 6 programs, 4 documents each, 5 questions on each document, in random order. They run one after the
+# other. You may choose the order. Which?
+#
+# Walk down the tree of the waiting prompts, branch by branch, and finish a branch before you start the next one. Each
+# block is then computed once, even in a small pool. And this walk has a well-known name: it is *alphabetical order*.
+
+# %%
+rng = random.Random(1)
+programs = [words(rng, 200, 200) for _ in range(6)]
+documents = [program + words(rng, 120, 180) for program in programs for _ in range(4)]
+waiting = [document + words(rng, 10, 30) for document in documents for _ in range(5)]
+rng.shuffle(waiting)
+ordered = {}
+for num_blocks in (60, 150, 300):
+    ordered[num_blocks] = [
+        100 * serve(order, QueueCache(num_blocks, 16), at_once=1) for order in (waiting, sorted(waiting))
+    ]
+    arrival, branch = ordered[num_blocks]
+    print(f"{num_blocks} blocks: {arrival:.0f}% found as they came, {branch:.0f}% branch by branch")
+
+# %% [markdown]
+# The pool of 60 blocks, in the right order, beats 300 blocks in the wrong one. SGLang's scheduler can pick, among those
+# that wait, the one with the longest match first. It comes close to this walk without sorting everything. (What would
+# you say to a customer whose prompt begins with "z"?)
+#
+# ## Into the engine
+#
+# Your `RadixTree` is a part of the engine: `prefix_index`. The same requests run on your tree and on our hash chain.
+# The tokens must be equal, and so must the hits.
+
+# %%
+result = lab.run_engine()
+
+# %% [markdown]
+# ## What the textbook says, and what we measured
+#
+# Each line is computed by this notebook. One last experiment first. L33 8.1-4 says that cached blocks lock memory. PAV
+# 6 says that they are candidates for eviction. So: a pool full of cached blocks, in your tree. Then a stranger comes,
+# who needs every single block. And once more, while somebody still owns one branch.
+
+# %%
+from kvlab.blocks import OutOfBlocks
+
+outcome = {}
+for still_running in (False, True):
+    cache = QueueCache(100, 16)
+    tables = [cache.start(words(random.Random(i), 160, 160))[0] for i in range(10)]
+    for table in tables[still_running:]:
+        cache.end(table)
+    cached = len(cache.tree.cached_block_hash_to_block)
+    try:
+        table, _ = cache.start(words(random.Random(99), 1600, 1600))
+        outcome[still_running] = f"{cached} named blocks, a stranger gets {len(table)} of 100"
+    except OutOfBlocks:
+        left = cache.pool.get_num_free_blocks()
+        outcome[still_running] = f"one branch of 10 owned: {left} of 100 can be had"
+        kept = all(block.block_hash is not None for block in tables[0])
+    print(outcome[still_running])
+
+# %%
+import pandas as pd
+
+ledger = []
+
+
+def claim(where, says, we_find, verdict):
+    ledger.append({"where": where, "the text says": says, "we find": we_find, "verdict": verdict})
+
+
+# C23: 99% less prefill
+shares = {size: warm[size] / len(second) for size in warm}
+holding = [size for size in shares if shares[size] >= 0.99]
+longest = int(3000 / 0.99) - 3000
+claim("L33 6.2", "a shared prompt of 3000 tokens cuts the prefill by 99%",
+      "; ".join(f"blocks of {size}: {100 * share:.1f}%" for size, share in shares.items()) + ", for a question of 10",
+      "holds" if len(holding) == 3 else
+      f"holds for blocks of {' and '.join(map(str, holding))}, and questions of at most {longest} tokens"
+      if holding else "contradicted here")
+saved_by = {n: (n - 1) * warm[16] / (n * len(second)) for n in (2, 10, 100, 1000)}
+enough = next((n for n in range(2, 100_000) if (n - 1) * warm[16] / (n * len(second)) >= 0.99), None)
+claim("L33 6.2", "(the same, for all who ask, the first one cold)",
+      "; ".join(f"{n} customers: {100 * share:.1f}%" for n, share in saved_by.items()) + " (blocks of 16)",
+      f"holds from {enough} customers on" if enough else "contradicted here")
+
+# 6.2: what a node is, who is locked, what stays
+edges = list(nodes_below(grown(TEXTS.values())[0]))
+inner = sum(bool(node.children) and any(node.blocks) for node in edges)
+claim("L33 6.2", "leaves and inner nodes stand for runs of blocks", f"{inner} of {len(edges)} edges are inner ones and "
+      f"hold blocks", "holds" if 0 < inner < len(edges) else "contradicted here")
+claim("L33 6.2", "while a session uses a branch, it is not freed",
+      f"{outcome[True]}; all of its blocks are still found: {kept}",
+      "holds" if kept and outcome[True].endswith("90 of 100 can be had") else "contradicted here")
+claim("L33 6.2", "a match within a second", f"{1000 * took:.2f} to some ms for 3,010 tokens (above)",
+      "holds, a hundred times over" if 1000 * took < 10 else "holds" if took < 1 else "contradicted here")
+
+# C43: locked, or candidates for eviction?
+all_of_it = outcome[False].endswith("100 of 100")
+claim("L33 8.1-4", "cached blocks lock memory and lower concurrency", outcome[False] + "; " + outcome[True],
+      "holds for blocks that somebody owns; contradicted for blocks that are only cached" if all_of_it else "holds")
+claim("PAV 6", "cached blocks wait for eviction, and are overwritten only when needed", outcome[False],
+      "holds" if all_of_it else "contradicted here")
+
+# the tree and the hash chain
+claim("L33 6.2 and PAV 3.4", "a radix tree finds prefixes; a hash chain finds prefixes",
+      f"{sum(p[0] for p in played):,} matches on both, {len(differences)} traces differ",
+      "both hold, and at one block size they are the same" if not differences else "they differ: look at the oracle")
+gain = [100 * (sum(by_size[name][1][0]) - sum(by_size[name][16][0])) / by_size[name][1][2] for name in ("chats", "plans")]
+claim("L33 6.2", "tokens are matched (PAV 3.4: whole blocks)", f"token by token finds {gain[0]:.1f} and {gain[1]:.1f} "
+      f"points more than blocks of 16", "both hold: it depends on the block size")
+
+pd.DataFrame(ledger).style.hide(axis="index").set_properties(
+    **{"text-align": "left", "white-space": "normal", "vertical-align": "top"}
+).set_table_styles([{"selector": "th", "props": "text-align: left"}])
+
+# %% [markdown]
+# **The 99%.** It is a count of tokens, and it is right for blocks of 16 and for a short question. It silently takes the
+# block size for granted: with blocks of 64, the block at the end of the instructions costs more than a whole percent.
+#
+# **The locked memory.** L33 8.1-4 and L33 6.2 do not agree with each other: 6.2 itself says that a node without users
+# can be reclaimed. What locks memory is an owner. The warning is right for a design, or a bug, in which an owner never
+# lets go: a `lock_ref` that is raised once and lowered never takes a whole path out of the pool for good, up to the
+# root.
+
+# %% [markdown]
+# ## What to remember
+#
+# - A radix tree is a set of beginnings. Runs are edges; an edge is cut where the first text leaves it.
+# - At one block size, tree and hash chain give the same hits. Each is the other's oracle.
+# - A queue can evict for a tree, since who owns a child owns its parent, and the last block is freed first. What may go
+#   wrong is a gap, and a gap heals.
+# - Token-level matching gains (B - 1)/2 tokens for each hit. It costs B times the entries.
+# - What the tree adds is knowledge: who shares what with whom, and in which order to run.
+#
+# ## Questions to think about
+#
+# 1. `find` needs no hash. Does the tree need salts at all to keep tenants apart? And what could an attacker still learn
+#    from the time to the first token?
+# 2. SGLang splits an edge when a *match* ends in its middle, before anything is added. What is that good for? (Think of
+#    `lock_ref`.) Why does our `match` not need it?
+# 3. Two requests compute the same prompt at the same time. Follow their blocks through `add`. Whose copies become
+#    nameless, and when do they go back to the pool?
+# 4. You have gaps, and SGLang has none. Which of the two could swap a *middle* piece of a conversation out to the CPU?
+# 5. Sorting the waiting prompts gained 58 points in the smallest pool. What does it do to the slowest customer? Write a
+#    rule that gives up a little of the gain and starves nobody.
+#
+# ## Where this lives in real engines
+#
+# | here | SGLang, `mem_cache/radix_cache.py` | vLLM V1, `v1/core/` |
+# |---|---|---|
+# | `find`, `match` | `match_prefix` (splits where it ends) | `find_longest_cache_hit`, over hashes |
+# | `split` | `_split_node` | none: every block has a name of its own |
+# | `add`, `insert` | `insert`, when a request is cached | `cache_full_blocks`, after each step |
+# | `take_out`, `remove` | `evict`, leaves only | `get_new_blocks`, from the head of the queue |
+# | `ref_cnt` | `inc_lock_ref`, `dec_lock_ref`: all nodes up to the root | `touch`, `free_blocks` |
+# | blocks of B tokens | `page_size`, 1 by default | `block_size`, 16 by default |
+# | salts | `extra_key` | `cache_salt` |
+#
+# In kvlab: `kvlab/prefix/radix_steps.py` is what you wrote, `kvlab/prefix/radix_tree.py` is the index of the engine.
+# Both are tested against `hash_chain.py`. The paper is Zheng et al., "SGLang: Efficient Execution of Structured
+# Language Model Programs" (2024).
