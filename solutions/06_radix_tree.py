@@ -38,7 +38,7 @@ TEXTS = {
     "C": "you are a tutor who made this tree".split(),
     "D": "you are a poet write me a poem".split(),
 }
-number_of = {word: i for i, word in enumerate(sorted({word for text in TEXTS.values() for word in text}))}
+number_of = {word: 1000 + i for i, word in enumerate(sorted({word for text in TEXTS.values() for word in text}))}
 
 chain, offered = HashChainIndex(block_size=2), 0
 for text in TEXTS.values():
@@ -87,8 +87,8 @@ plt.show()
 # %% [markdown]
 # Blocks 5, 6 and 7 are missing: they were B's copies of what A had published. Only block 8 is new.
 #
-# A tree that had one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without
-# a branch are folded into one edge, and that makes it a **radix tree**. A prompt of 3,000 tokens that nobody shares is
+# A tree with one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without a
+# branch are folded into one edge, and that makes it a **radix tree**. A prompt of 3,000 tokens that nobody shares is
 # one edge, not 187 nodes.
 
 # %% [markdown]
@@ -323,8 +323,8 @@ def add(root, chunks, blocks):
     the blocks that hold them; chunks beyond them are ignored. Some of the blocks may hang at their place already.
 
     Afterwards each of these chunks has its place in the tree, and no place is a gap. A place that had a block keeps it.
-    A block that gets a place gets a name: block.block_hash = Place(node). Edges end only where texts part, or at a leaf.
-    Returns the list of blocks that got a place by this call, in order. cut(node, k) is your split.
+    A block that gets a place gets a name: block.block_hash = Place(node). Edges end only where texts part, or at a
+    leaf. Returns the list of blocks that got a place by this call, in order. cut(node, k) is your split.
     """
     ### BEGIN SOLUTION
     chunks = chunks[: len(blocks)]
@@ -377,7 +377,7 @@ figure, axes = plt.subplots(4, 1, figsize=(8.5, 7.2), layout="constrained", heig
 for ax, (upto, name) in zip(axes, enumerate(TEXTS, start=1), strict=True):
     root, new = grown(list(TEXTS.values())[:upto])
     draw_tree(ax, root, 2, new=new, width=5, height=upto,
-              title=f"{name} is added: {len(new)} new blocks, {len(list(nodes_below(root)))} edges now")
+              title=f"{name} is added. New blocks: {len(new)}. Edges: {len(list(nodes_below(root)))}")
 axes[-1].set_xlabel("token position")
 plt.show()
 
@@ -387,26 +387,26 @@ plt.show()
 # there once, for three texts.
 #
 # Move the slider to add one text after the other. There are eight: the four above, then one that ends early, one that
-# goes on where D ended, and two more. (It needs a running kernel; without one you see the tree after six texts.) Two of
-# the steps publish nothing or split nothing. Which, and why?
+# goes on where D ended, one with a word too many, and one that begins like the *end* of C. (It needs a running kernel;
+# without one you see the tree after all eight.) None of the last four splits an edge. Why not, for each of them?
 
 # %%
 from kvlab.lab.draw_tables import sliders
 
 MORE = [*TEXTS.values(), "you are a poet".split(), "you are a poet write me a poem on trees".split(),
-        "you are kind".split() + ["to", "me"], "who made this tree".split()]
+        "you are kind to me".split(), "who made this tree".split()]
 
 
 def show_growth(texts):
     root, new = grown(MORE[:texts])
     figure, ax = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
     told = f"“{' '.join(MORE[texts - 1])}”" if texts else "nothing yet"
-    draw_tree(ax, root, 2, new=new, width=6, height=6, title=f"{told}: {len(new)} new blocks")
+    draw_tree(ax, root, 2, new=new, width=6, height=6, title=f"{told}. New blocks: {len(new)}")
     ax.set_xlabel("token position")
     return figure
 
 
-sliders(show_growth, texts=(0, 8, 6))
+sliders(show_growth, texts=(0, 8, 8))
 
 # %% [markdown]
 # ## Build 4: take one out
@@ -418,8 +418,8 @@ sliders(show_growth, texts=(0, 8, 6))
 # cached, and some of them may be *owned*. So we leave a **gap**. Whoever computes this block again fills the gap, and
 # everything behind it is found again.
 #
-# Gaps with nothing behind them are dead wood (枯枝). A tree that keeps them grows for ever. Cut them off: from the end of
-# the leaf upwards, as far as it goes.
+# Gaps with nothing behind them are dead wood (枯枝). A tree that keeps them grows for ever. Cut them off: from the end
+# of the leaf upwards, as far as it goes.
 #
 # **Merge or not?** When a branch is gone, its parent may be left with an only child. The two edges could be joined into
 # one again. You need not do it. A match finds the same blocks, with one more look into a dict. The next text may well
@@ -472,8 +472,8 @@ for ax in axes:
 plt.show()
 
 # %% [markdown]
-# **What to look at.** On the left, the crossed box. Everything to the right of it is in memory and out of reach: six
-# words, three texts. On the right one block has come back, and all of it can be found again. The hash chain does
+# **What to look at.** On the left, the crossed box. Everything to the right of it is in memory and out of reach: five
+# blocks of three texts. On the right one block has come back, and all of it can be found again. The hash chain does
 # exactly the same, for another reason: its children still bear the old parent's name.
 #
 # ## Build 5: the index
@@ -488,7 +488,7 @@ grow, forget = lab.best("add"), lab.best("take_out")
 class RadixTreeBase:
     """What the index has.
 
-    block_size: tokens a block holds. roots: salt -> root of its tree, a RadixNode; a salt that nobody has used has none.
+    block_size: tokens a block holds. roots: salt -> root of its tree, a RadixNode; a salt nobody has used has none.
     cached_block_hash_to_block: from the name of each published block to the block.
     """
 
@@ -612,8 +612,8 @@ print(f"the wrong tree is caught in {caught} of 100 traces")
 # ## Watch it run: the tree of a living engine
 #
 # The real scheduler and the real block manager, with your tree inside. In place of a model there is the slot-echo
-# model, which answers with numbers. The pool has 13 blocks of two tokens. Four people ask, one after the other, and the
-# third comes back.
+# model, which answers with numbers. The pool has 15 blocks of two tokens. Four people ask, one after the other, and the
+# third comes back. First, the tree at the end of the last four turns:
 
 # %%
 from types import SimpleNamespace
@@ -633,9 +633,9 @@ def copy_of(node, parent=None):
     return twin
 
 
-core = Parts(prefix_index=Tree).make_engine(EngineConfig(block_size=2, num_gpu_blocks_override=14))
-pool, moments = core.scheduler.manager.block_pool, []
-for turn, name in enumerate("ABCDC"):
+core = Parts(prefix_index=Tree).make_engine(EngineConfig(block_size=2, num_gpu_blocks_override=16))
+pool, moments, turn_ends = core.scheduler.manager.block_pool, [], []
+for turn, name in enumerate("ABCDC", start=1):
     core.add_request(Request(str(turn), [number_of[word] for word in TEXTS[name]],
                              SamplingParams(temperature=0, seed=0, max_tokens=5)))
     while core.has_unfinished_requests():
@@ -643,28 +643,42 @@ for turn, name in enumerate("ABCDC"):
             found = output.request.num_cached_tokens
         root = pool.prefix_index.roots.get(None)
         owned = [block.block_id for block in pool.blocks if block.ref_cnt > 0]
-        moments.append((f"{name}, turn {turn + 1}: {found} of 8 prompt tokens found; {len(owned)} of 13 blocks owned",
-                        copy_of(root) if root else None, owned))
+        moments.append((f"turn {turn}, {name}: found {found} of 8 tokens", copy_of(root) if root else None, owned))
+    turn_ends.append(len(moments) - 1)
+
+
+def draw_moment(ax, step):
+    title, root, owned = moments[step]
+    draw_tree(ax, root, 2, hits=owned, title=f"step {step}, {title}; {len(owned)} of 15 blocks owned", width=6, height=4,
+              told=lambda chunk: " ".join(word_of.get(token, str(token)) for token in chunk))
 
 
 def show_engine(step):
-    title, root, owned = moments[step]
-    figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
-    draw_tree(ax, root, 2, hits=owned, title=f"step {step}. {title} (blue)", width=7, height=5,
-              told=lambda chunk: " ".join(word_of.get(token, str(token)) for token in chunk))
+    figure, ax = plt.subplots(figsize=(8.5, 3), layout="constrained")
+    draw_moment(ax, step)
     ax.set_xlabel("token position")
     return figure
 
 
-print(f"{len(moments)} steps")
-sliders(show_engine, step=(0, len(moments) - 1, len(moments) - 4))
+figure, axes = plt.subplots(2, 2, figsize=(12, 5.4), layout="constrained")
+for ax, step in zip(axes.flat, turn_ends[1:], strict=True):
+    draw_moment(ax, step)
+for ax in axes[1]:
+    ax.set_xlabel("token position")
+plt.show()
 
 # %% [markdown]
-# **What to look at.** Blue blocks are owned by the request that runs. The others are cached (已缓存): nobody owns them,
-# everybody may find them, and whoever needs room may have them. Move the slider slowly through the last turns. When the
-# pool has no fresh block left, branches become shorter **from their tips**, the ones that nobody has used for longest
-# first. The shared beginning stays.
+# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may find them,
+# and whoever needs room may have them. After turn 2 the pool has no fresh blocks left for long. From then on branches
+# become shorter **from their tips**, and the branch that nobody has used for longest is the first to suffer. The shared
+# beginning stays, and when C comes back, its branch is still there.
 #
+# Now step by step. Blue blocks are owned by the request that runs.
+
+# %%
+sliders(show_engine, step=(0, len(moments) - 1, turn_ends[3] - 2))
+
+# %% [markdown]
 # Nobody told the queue what a tree is. So why does it never saw off the branch it sits on?
 #
 # ## Why a queue can decide for a tree
@@ -703,8 +717,8 @@ def leaf_to_evict(root, last_used):
 
     root: the root of a tree without gaps. last_used: dict, block_id -> the moment of its latest use (a number).
 
-    Candidates are edges without children, of whose blocks none has an owner (ref_cnt above 0). Of these, returns the one
-    whose latest use is longest ago; the latest use of an edge is that of any of its blocks. None if there is none.
+    Candidates are edges without children, of whose blocks none has an owner (ref_cnt above 0). Of these, returns the
+    one whose latest use is longest ago; the latest use of an edge is that of any of its blocks. None if there is none.
     """
     ### BEGIN SOLUTION
     best, best_use, to_visit = None, None, list(root.children.values())
@@ -992,7 +1006,7 @@ for name in ("chats", "plans"):
     for size in (16, 64):
         found = by_size[name][size][0]
         lost[name, size] = sum(tokenwise[i] - found[i] for i in hitting) / len(hitting)
-        print(f"{name}, blocks of {size}: {lost[name, size]:.1f} tokens lost for each hit; (B - 1)/2 = {(size - 1) / 2}")
+        print(f"{name}, blocks of {size}: {lost[name, size]:.1f} tokens lost a hit; (B - 1)/2 = {(size - 1) / 2}")
 
 # %% [markdown]
 # **What to look at.** The step from the solid bar to the hatched one. A token-level tree finds 2 to 4 points more than
@@ -1132,7 +1146,9 @@ claim("PAV 6", "cached blocks wait for eviction, and are overwritten only when n
 claim("L33 6.2 and PAV 3.4", "a radix tree finds prefixes; a hash chain finds prefixes",
       f"{sum(p[0] for p in played):,} matches on both, {len(differences)} traces differ",
       "both hold, and at one block size they are the same" if not differences else "they differ: look at the oracle")
-gain = [100 * (sum(by_size[name][1][0]) - sum(by_size[name][16][0])) / by_size[name][1][2] for name in ("chats", "plans")]
+gain = [
+    100 * (sum(by_size[name][1][0]) - sum(by_size[name][16][0])) / by_size[name][1][2] for name in ("chats", "plans")
+]
 claim("L33 6.2", "tokens are matched (PAV 3.4: whole blocks)", f"token by token finds {gain[0]:.1f} and {gain[1]:.1f} "
       f"points more than blocks of 16", "both hold: it depends on the block size")
 

@@ -9,7 +9,8 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-SKY, ORANGE, INK, PALE = "#56B4E9", "#E69F00", "#222222", "#F2F2F2"
+SKY, ORANGE, INK, PALE = "#56B4E9", "#F7DDA4", "#222222", "#F2F2F2"
+INSET = 0.07  # of a block, left free at both ends of an edge
 
 
 def draw_tree(ax: Any, root: Any, block_size: int, *, told: Callable[[tuple], str] | None = None,
@@ -38,22 +39,25 @@ def draw_tree(ax: Any, root: Any, block_size: int, *, told: Callable[[tuple], st
     for node, depth, row in edges:
         end = depth + len(node.chunks)
         below = [r for other, _, r in edges if other.parent is node]
-        if below and max(below) > row:
-            ax.plot([end, end], [row + 0.5, max(below) + 0.5], color=INK, linewidth=2.2, zorder=1)
+        if below:
+            ax.plot([end, end], [row + 0.5, max(below) + 0.5], color=INK, linewidth=2, zorder=1)
+            for r in {row, *below}:
+                ax.plot([end - (r == row) * INSET, end + (r in below) * INSET], [r + 0.5] * 2, color=INK, linewidth=2)
         for i, (chunk, block) in enumerate(zip(node.chunks, node.blocks, strict=True)):
             id_ = None if block is None else block.block_id
             fill, hatch = (SKY, "") if id_ in hits else (ORANGE, "///") if id_ in new else (PALE, "")
             if block is None:
                 fill, hatch = "white", "xx"
-            ax.add_patch(Rectangle((depth + i + 0.04, row + 0.14), 0.92, 0.72, facecolor=fill, hatch=hatch,
-                                   edgecolor="#999999", linewidth=0.8, zorder=2))  # fmt: skip
+            x, x_end = max(depth + INSET, depth + i), min(end - INSET, depth + i + 1)
+            ax.add_patch(Rectangle((x, row + 0.12), x_end - x, 0.76, facecolor=fill, hatch=hatch, edgecolor="#AAAAAA",
+                                   linewidth=1, zorder=2))  # fmt: skip
             under = {"facecolor": fill, "edgecolor": "none", "pad": 1.2}
             ax.text(depth + i + 0.5, row + 0.4, told(chunk), ha="center", va="center", fontsize=9, color=INK, zorder=4,
                     bbox=under)  # fmt: skip
             ax.text(depth + i + 0.5, row + 0.71, "gap" if block is None else f"block {id_}", ha="center", va="center",
-                    fontsize=7.5, color="#444444", zorder=4, bbox=under)  # fmt: skip
-        ax.add_patch(Rectangle((depth + 0.02, row + 0.1), len(node.chunks) - 0.04, 0.8, fill=False, edgecolor=INK,
-                               linewidth=2, zorder=3))  # fmt: skip
+                    fontsize=8, color="#333333", zorder=4, bbox=under)  # fmt: skip
+        ax.add_patch(Rectangle((depth + INSET, row + 0.12), len(node.chunks) - 2 * INSET, 0.76, fill=False,
+                               edgecolor=INK, linewidth=2, zorder=3))  # fmt: skip
     columns = width or max((depth + len(node.chunks) for node, depth, _ in edges), default=1)
     ax.set(xlim=(-0.05, columns + 0.05), ylim=((height or max(1, num_rows)) + 0.05, 0))
     ax.set_xticks(range(columns + 1), [str(i * block_size) for i in range(columns + 1)], fontsize=8)
