@@ -87,8 +87,8 @@ plt.show()
 # %% [markdown]
 # Blocks 5, 6 and 7 are missing: they were B's copies of what A had published. Only block 8 is new.
 #
-# A tree with one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without a
-# branch are folded into one edge, and that makes it a **radix tree**. A prompt of 3,000 tokens that nobody shares is
+# A tree with one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without
+# a branch are folded into one edge, and that makes it a **radix tree**. A prompt of 3,000 tokens that nobody shares is
 # one edge, not 187 nodes.
 
 # %% [markdown]
@@ -649,8 +649,8 @@ for turn, name in enumerate("ABCDC", start=1):
 
 def draw_moment(ax, step):
     title, root, owned = moments[step]
-    draw_tree(ax, root, 2, hits=owned, title=f"step {step}, {title}; {len(owned)} of 15 blocks owned", width=6, height=4,
-              told=lambda chunk: " ".join(word_of.get(token, str(token)) for token in chunk))
+    draw_tree(ax, root, 2, hits=owned, title=f"step {step}, {title}; {len(owned)} of 15 blocks owned", width=6,
+              height=4, told=lambda chunk: " ".join(word_of.get(token, str(token)) for token in chunk))
 
 
 def show_engine(step):
@@ -668,10 +668,10 @@ for ax in axes[1]:
 plt.show()
 
 # %% [markdown]
-# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may find them,
-# and whoever needs room may have them. After turn 2 the pool has no fresh blocks left for long. From then on branches
-# become shorter **from their tips**, and the branch that nobody has used for longest is the first to suffer. The shared
-# beginning stays, and when C comes back, its branch is still there.
+# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may
+# find them, and whoever needs room may have them. After turn 2 the pool has no fresh blocks left for long. From
+# then on branches become shorter **from their tips**, and the branch that nobody has used for longest is the
+# first to suffer. The shared beginning stays, and when C comes back, its branch is still there.
 #
 # Now step by step. Blue blocks are owned by the request that runs.
 

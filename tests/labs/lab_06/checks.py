@@ -85,6 +85,9 @@ def told(init):
 def explain_tree(got):
     """What the driver found out of order in a tree."""
     text = got if isinstance(got, str) else ""
+    if "its place says nothing" in text:
+        return say("A block that gets a place gets a name as well: block.block_hash = Place(node), with the edge on "
+                   "which it lies.")  # fmt: skip
     if "its place says" in text:
         return say("Whoever moves a block to another edge tells its place: block.block_hash.node is the edge that the "
                    "block lies on now.")  # fmt: skip
@@ -207,6 +210,11 @@ class Find(Exercise):
     def describe_init(self, init):
         return told(init)
 
+    def describe(self, op):
+        if op[0] == "looks":
+            return f"the children that find looks at, below a root with {op[1]}: it"
+        return super().describe(op)
+
     def explain(self, op, expected, got):
         if op[0] == "looks":
             return say("A root with a thousand children: ask the dict for the one that begins with your chunk, "
@@ -214,7 +222,8 @@ class Find(Exercise):
         if op[0] == "tree":
             return explain_tree(got) or say("find only looks: it must not change the tree.")
         if not isinstance(got, list):
-            return say("find returns a list of blocks, [] if there are none.")
+            return say("find returns a list of blocks (the blocks themselves, not their numbers, and no gaps); [] if "
+                       "there are none.")  # fmt: skip
         if len(got) > len(expected):
             return say("The walk ends at the first chunk that is not in the tree, and at the first gap.")
         return say("The walk goes on as long as the chunks agree: along an edge, and from its end to the child that "

@@ -80,7 +80,9 @@ class Forest:
                     says = f"says the edge {place}" if place else "says nothing"
                     return f"block {block.block_id} lies on the edge {told_chunks(node.chunks)}, its place {says}"
             for first, child in node.children.items():
-                if not child.chunks or child.chunks[0] != first:
+                if not child.chunks:
+                    return "an edge without chunks"
+                if child.chunks[0] != first:
                     return f"the edge {told_chunks(child.chunks)} is filed under {told_chunks([first])}"
                 if child.parent is not node:
                     return f"the edge {told_chunks(child.chunks)} does not know the edge above it"
