@@ -668,10 +668,10 @@ for ax in axes[1]:
 plt.show()
 
 # %% [markdown]
-# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may
-# find them, and whoever needs room may have them. After turn 2 the pool has no fresh blocks left for long. From
-# then on branches become shorter **from their tips**, and the branch that nobody has used for longest is the
-# first to suffer. The shared beginning stays, and when C comes back, its branch is still there.
+# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may find
+# them, and whoever needs room may have them. In turn 4 the pool runs out of fresh blocks. Look at A's branch, the top
+# row: it becomes shorter **from its tip**, because nobody has used it for longest. Then it is B's turn. The shared
+# beginning stays, and when C comes back, its branch is still there.
 #
 # Now step by step. Blue blocks are owned by the request that runs.
 
@@ -901,7 +901,7 @@ for rule, (colour, style, shift) in LOOKS.items():
     place = 0 if rule == "leaf, whole edge" else 3
     right.annotate(rule, (POOLS[place], gained[place]), xytext=shift, textcoords="offset points", color=colour,
                    fontsize=11)
-left.set(xlabel="blocks of 16 tokens in the pool", ylabel="prompt tokens found in the cache, %", ylim=(0, 100))
+left.set(xlabel="blocks of 16 tokens in the pool", ylabel="prompt tokens found in the cache, %", ylim=(60, 90))
 left.set_title("All four, one upon the other", loc="left", fontsize=11)
 right.set(xlabel="blocks of 16 tokens in the pool", ylabel="percentage points above the queue", ylim=(-0.8, 2))
 right.set_title("The same, enlarged: against the queue", loc="left", fontsize=11)
@@ -914,14 +914,17 @@ apart = {rule: max((abs(rate - queue), n) for rate, queue, n in zip(rates[rule],
 lab.compare("two rules", round(apart["leaf, whole edge"][0], 1))
 
 # %% [markdown]
-# **What to look at.** Left first: four rules, one line. Which rule you take matters little beside how large the pool
-# is. Then the right, enlarged some fifty times. The green squares and the blue diamonds lie upon each other. So
-# leaf-only eviction, block by block, is better than our queue by a point or two, and it is *not* because of the tree:
-# a queue that uses nameless blocks first gains exactly the same. Newer versions of vLLM do just that.
+# **What to look at.** Left first: four rules, nearly one line. (The scale begins at 60%.) A pool of 200 blocks instead
+# of 110 brings ten points. The choice of the rule brings one and a half at most.
+#
+# Then the right, enlarged. The green squares and the blue diamonds lie upon each other. So leaf-only eviction, block by
+# block, is better than our queue by a point, and it is *not* because of the tree: a queue that uses nameless blocks
+# first gains the same. vLLM puts them at the head of its queue today. (When this was proposed, in pull request 33710 of
+# February 2026, it did not yet.)
 #
 # The dashed line shows what the unit costs. A whole edge goes where one block would have been enough. On a tight pool
-# that throws away a long branch for a short need. (SGLang's blocks hold one token by default. It could not well ask its
-# tree once for every token.)
+# that throws away a long branch for a short need, and the gain is gone. (SGLang's blocks hold one token by default. It
+# could not well ask its tree once for every token.)
 #
 # A fair word: this is one kind of traffic, five seeds, and every prompt is computed at once. The order of the rules can
 # change on yours. Now you can measure it.
@@ -1018,15 +1021,16 @@ for name in ("chats", "plans"):
 # %%
 import time
 
+match_ms = {}
 for size in (1, 16, 64):
     tree = Tree(size)
     tree.insert(first, [KVCacheBlock(i) for i in range(len(first) // size)])
     began = time.perf_counter()
     for _ in range(20):
         tree.match(second)
-    took = (time.perf_counter() - began) / 20
+    match_ms[size] = 1000 * (time.perf_counter() - began) / 20
     print(f"blocks of {size:2}: {cdiv(len(second), size):5,} entries in the block table of one prompt, "
-          f"{by_size['chats'][size][1]:5,} places for the chats, a match takes {1000 * took:.2f} ms here")
+          f"{by_size['chats'][size][1]:5,} places for the chats, a match takes {match_ms[size]:.2f} ms here")
 
 chain = HashChainIndex(16)
 chain.insert(first, [KVCacheBlock(i) for i in range(len(first) // 16)])
@@ -1111,13 +1115,11 @@ def claim(where, says, we_find, verdict):
 
 # C23: 99% less prefill
 shares = {size: warm[size] / len(second) for size in warm}
-holding = [size for size in shares if shares[size] >= 0.99]
-longest = int(3000 / 0.99) - 3000
+longest = {size: int(warm[size] / 0.99) - 3000 for size in warm}  # the longest question for which it is true
+holding = [f"blocks of {size} and questions of at most {n} tokens" for size, n in longest.items() if n >= 1]
 claim("L33 6.2", "a shared prompt of 3000 tokens cuts the prefill by 99%",
       "; ".join(f"blocks of {size}: {100 * share:.1f}%" for size, share in shares.items()) + ", for a question of 10",
-      "holds" if len(holding) == 3 else
-      f"holds for blocks of {' and '.join(map(str, holding))}, and questions of at most {longest} tokens"
-      if holding else "contradicted here")
+      f"holds for {'; '.join(holding)}" if holding else "contradicted here")
 saved_by = {n: (n - 1) * warm[16] / (n * len(second)) for n in (2, 10, 100, 1000)}
 enough = next((n for n in range(2, 100_000) if (n - 1) * warm[16] / (n * len(second)) >= 0.99), None)
 claim("L33 6.2", "(the same, for all who ask, the first one cold)",
@@ -1132,8 +1134,9 @@ claim("L33 6.2", "leaves and inner nodes stand for runs of blocks", f"{inner} of
 claim("L33 6.2", "while a session uses a branch, it is not freed",
       f"{outcome[True]}; all of its blocks are still found: {kept}",
       "holds" if kept and outcome[True].endswith("90 of 100 can be had") else "contradicted here")
-claim("L33 6.2", "a match within a second", f"{1000 * took:.2f} to some ms for 3,010 tokens (above)",
-      "holds, a hundred times over" if 1000 * took < 10 else "holds" if took < 1 else "contradicted here")
+claim("L33 6.2", "a match takes a second at most (秒级)", "for 3,010 tokens, blocks of " +
+      ", ".join(f"{size}: {ms:.2f} ms" for size, ms in match_ms.items()) + f"; hash chain, 16: {chain_ms:.2f} ms",
+      "holds" if max(match_ms.values()) < 1000 else "contradicted here")
 
 # C43: locked, or candidates for eviction?
 all_of_it = outcome[False].endswith("100 of 100")
