@@ -58,7 +58,7 @@ print(" ".join(names))
 # - Which two waiting prompts should run right after each other, because they share the most?
 #
 # It cannot say. A name is a checksum, and the dictionary knows no order. It answers "is this beginning here?", and
-# nothing else. A tree can answer all four.
+# nothing else. A tree answers that question, and the other three as well.
 
 # %% [markdown]
 # ## A picture
@@ -1196,7 +1196,7 @@ pd.DataFrame(ledger).style.hide(axis="index").set_properties(
 # |---|---|---|
 # | `find`, `match` | `match_prefix` (splits where it ends) | `find_longest_cache_hit`, over hashes |
 # | `split` | `_split_node` | none: every block has a name of its own |
-# | `add`, `insert` | `insert`, when a request is cached | `cache_full_blocks`, after each step |
+# | `add`, `insert` | `insert`, when a request is cached | `cache_full_blocks`, when a block is full |
 # | `take_out`, `remove` | `evict`, leaves only | `get_new_blocks`, from the head of the queue |
 # | `ref_cnt` | `inc_lock_ref`, `dec_lock_ref`: all nodes up to the root | `touch`, `free_blocks` |
 # | blocks of B tokens | `page_size`, 1 by default | `block_size`, 16 by default |
