@@ -34,10 +34,10 @@ class Forest:
             self._put(node, below[0], known[below[0]])
             return self._grow(node, below[0], known)
         for other in below:
-            child = RadixNode([], [], node)
-            self._put(child, other, known[other])
-            node.children[child.chunks[0]] = child
-            self._grow(child, other, known)
+            lower = RadixNode([], [], node)
+            self._put(lower, other, known[other])
+            node.children[lower.chunks[0]] = lower
+            self._grow(lower, other, known)
 
     def _put(self, node, path, block_id):
         block = None if block_id is None else self.blocks[block_id]
