@@ -861,9 +861,10 @@ class NamelessFirst(QueueCache):
 
     def start(self, tokens):
         self.pool.free_blocks(self.nameless)  # to the tail, and from there, by a small detour, to the head
-        for block in self.pool.free_block_queue.get_all_free_blocks()[: -len(self.nameless) or None]:
-            self.pool.free_block_queue.remove(block)
-            self.pool.free_block_queue.append(block)
+        queue = self.pool.free_block_queue
+        for block in queue.get_all_free_blocks()[: -len(self.nameless) or None]:
+            queue.remove(block)
+            queue.append(block)
         self.nameless = ()
         return super().start(tokens)
 
