@@ -164,8 +164,9 @@ for y, config in enumerate(MODELS.values()):
     ax.barh(y, kib, 0.7, color=RED if kv_heads == heads else SKY, hatch="//" if kv_heads == heads else None,
             edgecolor="#222222")
     kind = "MHA" if kv_heads == heads else "GQA"
-    ax.text(kib + 8, y, f"{kib:.0f} KiB   {kind}: {heads} query heads, {kv_heads} K/V heads", va="center", fontsize=10)
-ax.axvline(160, color="#222222", linestyle=":", linewidth=1.5)
+    ax.text(kib + 8, y, f"{kib:.0f} KiB   {kind}: {heads} query heads, {kv_heads} K/V heads", va="center", fontsize=10,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+ax.axvline(160, color="#222222", linestyle=":", linewidth=1.5, zorder=0)
 ax.text(163, -0.95, "the envelope: 160", fontsize=10, va="center")
 ax.set_yticks(range(len(MODELS)), MODELS, fontsize=10)
 ax.set(xlim=(0, 1180), ylim=(len(MODELS) - 0.4, -1.4), xlabel="K/V of one token in bf16, KiB")
@@ -303,7 +304,8 @@ check("to_bytes")
 # %%
 size = lab.best("to_bytes")  # yours if it is solved, else ours
 
-CASE = {"asked": "1.25 GiB", "total": "79.35 GiB", "allocated": "48.12 GiB", "free": "29.80 GiB", "reserved": "1.43 GiB"}
+CASE = {"asked": "1.25 GiB", "total": "79.35 GiB", "allocated": "48.12 GiB", "free": "29.80 GiB",
+        "reserved": "1.43 GiB"}
 total = size(CASE["total"])
 parts = {name: size(CASE[name]) for name in ("allocated", "free", "reserved")}
 for name, value in parts.items():
@@ -357,14 +359,14 @@ for side in ("right", "top"):
 plt.show()
 
 # %% [markdown]
-# Report 3 is what fragmentation (碎片) looks like. 2109 MiB are reserved and unused, 732 were asked for, and no
-# hole was large enough. The driver has nothing left to give. Report 2 failed for a plainer reason: even all its
-# holes together are too small.
+# Report 3 is what fragmentation (碎片) looks like. 2109 MiB are reserved and unused, 732 were asked for, so no
+# single hole can have been large enough. And the driver has nothing left to give: what is white belongs to
+# somebody else. Report 2 failed for a plainer reason: even all its holes together are too small.
 #
-# Our case fits neither. With 29.80 GiB free at the driver, a request for 1.25 GiB is served: a GPU has an address
-# translation of its own, so the driver can join free pages from anywhere. As a message of PyTorch the line cannot be
-# right. As a *picture* it can, if "free" means holes inside one large region that an engine cuts up by itself. That
-# is a contiguous arena, and lab 02 builds one.
+# Our case fits neither. With 29.80 GiB free at the driver, a request for 1.25 GiB is served, unless somebody has
+# set a limit for this process. A GPU has an address translation of its own, so the driver can join free pages
+# from anywhere. As a message of PyTorch the line cannot be right. As a *picture* it can, if "free" means holes
+# inside one large region that an engine cuts up by itself. That is a contiguous arena, and lab 02 builds one.
 #
 # So we leave the message, and ask where 133 requests went.
 
@@ -374,10 +376,8 @@ plt.show()
 # An engine plans its memory before the first request comes. It may use a share of the GPU, `gpu_memory_utilization`.
 # Of this budget it takes off all that is not K/V, and cuts the rest into blocks (块) of 16 tokens:
 #
-# $$
-# \text{blocks} = \left\lfloor \frac{\text{total} \times \text{utilization} - \text{weights} - \text{activations} -
-# \text{graphs}}{\text{bytes of one token} \times \text{block size}} \right\rfloor
-# $$
+#     budget = total x utilization, cut off to whole bytes
+#     blocks = (budget - weights - activations - graphs) / (bytes of one token x block size), rounded down
 #
 # *Activations* (激活) are what one step of the model needs while it computes, at its peak. *CUDA graphs* are recorded
 # steps, kept for replay. The share that the budget leaves out is for everything else: the driver, other libraries, and
@@ -458,15 +458,15 @@ for name, room in ways.items():
 lab.compare("requests in 54 GB", fit(plan(ways["54 GB, as on the envelope"], 1.0, 0, 0, 0, block), 16, 2048))
 
 # %% [markdown]
-# Look at the last line. **35.** The load test died where the right sum says that it must, with no fragmentation at
-# all. The 133 missing requests were never there.
+# Look at the last line. **35.** The load test stopped at the very number that the right sum gives, with no
+# fragmentation at all. The 133 missing requests were never there.
 #
 # (And 32 against 35 is what GB and GiB do to each other.)
 #
 # A real engine fits fewer still, because not all of the rest is for K/V. Here is the same GPU as an engine plans it.
 # The activations and graphs are round guesses of ours; an engine measures its own when it starts.
 #
-# **What to look at:** the orange part, and how many requests it holds. The first two bars are about equally long.
+# **What to look at:** the orange part, and how many requests it holds. The first two have about the same.
 
 # %%
 ACTIVATIONS, GRAPHS = size("1.5 GiB"), size("0.5 GiB")
@@ -527,7 +527,8 @@ def show(gpu, model, awq, fp8, context):
         draw_bar(ax, 0, [("weights", weight_bytes / 2**30, RED, "//")], unit="GiB")
         ax.axvline(size(memory) / 2**30, color="#222222", linewidth=3)
         ax.set_title(f"{what}\ndoes not fit: the black line is the end of the GPU", loc="left", fontsize=11)
-    ax.set(xlim=(0, max(size(memory), weight_bytes) / 2**30 * 1.01), xlabel="memory, GiB")
+    ax.set(xlim=(0, max(size(memory), weight_bytes) / 2**30 * 1.01),
+           xlabel="memory, GiB (crossed: activations and graphs; grey: outside the budget)")
     return figure
 
 
@@ -537,8 +538,9 @@ sliders(show, gpu=(0, 3, 0), model=(0, 7, 5), awq=(0, 1, 0), fp8=(0, 1, 0), cont
 # Concurrency is a property of the context length as much as of the GPU. The next figure shows how many requests of one
 # length fit on an 80 GB GPU, from 256 tokens to 128 thousand.
 #
-# **What to look at:** both axes are logarithmic, so a straight line down says "twice as long, half as many". Start at
-# 2048 on the dotted line and go up. Then look where each line ends: there not even one request fits.
+# **What to look at:** both axes are logarithmic, so a straight line down says "twice as long, half as many". Go
+# up along the dotted line: from the lowest model to the highest it is a factor of 17. Then look at the two lines
+# that stop before the edge. Behind their ends not even one request fits.
 
 # %%
 figure, ax = plt.subplots(figsize=(9, 4.6), layout="constrained")
@@ -640,8 +642,8 @@ lab.compare("stays empty", round(100 * idle, 1))
 # Not so fast. It says that *most* users write 150 to 300 tokens. What do the others do? Suppose that a share of the
 # users goes all the way to 4096. A few of them hold a lot of memory.
 #
-# **What to look at:** follow the solid line (left axis) down to 280 / 42, and the dashed line (right axis) down to
-# 68%. They are reached at two different shares.
+# **What to look at:** the dot in each picture is the report's number. Below it you read how many users must write
+# long chats for that number to be true. The two dots do not stand above each other.
 
 # %%
 def mixture(share):
@@ -655,34 +657,31 @@ results = [compare(mixture(share), 4096, 16) for share in shares]
 at_gain = min(shares, key=lambda s: abs(compare(mixture(s), 4096, 16)[2] - 280 / 42))
 at_waste = min(shares, key=lambda s: abs(compare(mixture(s), 4096, 16)[0] - 0.68))
 
-figure, ax = plt.subplots(figsize=(9, 3.8), layout="constrained")
+figure, axes = plt.subplots(2, 1, figsize=(9, 5.2), layout="constrained", sharex=True)
 percent = [100 * share for share in shares]
-ax.plot(percent, [gain for _, _, gain in results], color=BLUE, linewidth=2.5)
-ax.plot(100 * at_gain, 280 / 42, "o", color=BLUE, markersize=9)
-ax.annotate(f"280 / 42 = {280 / 42:.2f} times,\nif {100 * at_gain:.1f}% write 4096 tokens", (100 * at_gain, 280 / 42),
-            (13, 10.5), color=BLUE, fontsize=10, arrowprops={"arrowstyle": "-", "color": BLUE})
-ax.set(xlim=(0, 40), ylim=(0, 18), xlabel="users who write 4096 tokens, % (the others: 150 to 300)",
-       ylabel="times as many requests in blocks (solid)")
-right = ax.twinx()
-right.plot(percent, [100 * idle for idle, _, _ in results], color=RED, linewidth=2.5, linestyle="--")
-right.plot(100 * at_waste, 68, "s", color=RED, markersize=9)
-right.annotate(f"68% empty, if {100 * at_waste:.1f}%\nwrite 4096 tokens", (100 * at_waste, 68), (30, 83), color=RED,
-               fontsize=10, arrowprops={"arrowstyle": "-", "color": RED})
-right.set(ylim=(0, 100), ylabel="of a reservation stays empty, % (dashed)")
-ax.spines["top"].set_visible(False)
-right.spines["top"].set_visible(False)
+pictures = ((2, 1, 280 / 42, at_gain, BLUE, "o", 18, "times as many\nrequests in blocks", "280 / 42 = 6.67 times"),
+            (0, 100, 68, at_waste, RED, "s", 100, "empty part of a\nreservation, %", "68% empty"))
+for ax, (which, times, said, share, colour, marker, top, label, text) in zip(axes, pictures, strict=True):
+    ax.plot(percent, [times * result[which] for result in results], color=colour, linewidth=2.5)
+    ax.plot([100 * share] * 2, [0, said], color=colour, linestyle=":", linewidth=1.5)
+    ax.plot(100 * share, said, marker, color=colour, markersize=9)
+    ax.text(100 * share + 0.8, said + 0.06 * top, f"{text}, if {100 * share:.1f}% write 4096 tokens", fontsize=11)
+    ax.set(xlim=(0, 40), ylim=(0, top), ylabel=label)
+    for side in ("right", "top"):
+        ax.spines[side].set_visible(False)
+axes[1].set_xlabel("users who write 4096 tokens, % (the others: 150 to 300)")
 plt.show()
 for share in (at_gain, at_waste):
     idle_now, _, gain_now = compare(mixture(share), 4096, 16)
-    print(f"{100 * share:4.1f}% long chats: {100 * idle_now:.0f}% of a reservation is empty, {gain_now:.1f} times as many "
-          "requests fit")
+    print(f"{100 * share:4.1f}% long chats: {100 * idle_now:.0f}% of a reservation is empty, {gain_now:.1f} times as "
+          "many requests fit")
 
 # %% [markdown]
-# 6.7 times as many is quite possible: about one long chat in ten is enough. 68% empty is possible too, with almost three
-# in ten. Both at once are not, if memory alone decides. (It need not. A limit on seats, or on the time of a step, may
-# stop you at 280 before the memory does.)
+# 6.7 times as many is quite possible: about one long chat in ten is enough. 68% empty is possible too, with almost
+# three in ten. Both at once are not, if memory alone decides. (It need not. A limit on seats, or on the time of a
+# step, may stop you at 280 before the memory does.)
 #
-# The lesson stands, whatever the digits: **the second culprit is the reservation.** It takes more than any hole does.
+# The lesson stands, whatever the digits: **the second culprit is the reservation.**
 
 # %% [markdown]
 # ## Into the engine
@@ -851,7 +850,7 @@ claim("L33 0.1", "168 requests of 2048 tokens fit into 54 GB", f"{54 / 0.32:.1f}
       "holds with 160 KB, up to rounding (at least 150, as it goes on)" if binary >= 150 else "contradicted")
 all_that_fit = fit(plan(ways["79.35 GiB less 26 GB, what is really there"], 1.0, 0, 0, 0, block), 16, 2048)
 claim("L33 0.1", "fragmentation stopped it at 35", f"with 800 KiB a token, {all_that_fit} requests of 2048 are all "
-      "that fit, holes or none", "holds if the model keeps 160 KB; if it is a multi-head 13B, the sum alone gives the 35"
+      "that fit, holes or none", "holds if the model keeps 160 KB; for a multi-head 13B the sum alone gives the 35"
       if all_that_fit == 35 else "holds")
 
 # C04: the message
@@ -873,7 +872,7 @@ claim("L33 0.2", "42 to 280 requests is 6.6 times", f"{280 / 42:.2f}", "holds, c
       if int(10 * 280 / 42) == 66 else "contradicted")
 claim("L33 0.2", "with blocks 3.2% is wasted", f"{100 * idle_paged:.2f}% for lengths of 150 to 300 and blocks of 16",
       "holds" if near(100 * idle_paged, 3.2, 1) else "contradicted")
-claim("L33 0.2", "with reservations 68% is wasted", f"{100 * idle:.1f}% for lengths of 150 to 300",
+claim("L33 0.2", "with reservations of 4096, 68% is wasted", f"{100 * idle:.1f}% for lengths of 150 to 300",
       "holds" if near(100 * idle, 68) else f"holds if {100 * at_waste:.0f}% of the users write all 4096 tokens")
 claim("L33 0.2", "6.6 times as many requests", f"{gain:.1f} times for lengths of 150 to 300; in the engine "
       f"{served['paged'].peak_running} for {served['contiguous'].peak_running}",
@@ -894,10 +893,14 @@ def each(numbers, form):
     return "; ".join(f"{format(number, form)} on {memory}" for memory, number in zip(BOTH, numbers, strict=True))
 
 
+from kvlab import sizing
+
+ours = sizing.num_gpu_blocks(size("24 GiB"), 0.92, 2 * count(qwen), ACTIVATIONS, GRAPHS, 16 * per_token(qwen))
 claim("PAV 3.1", "0.92 x VRAM less weights, activations and graphs, by the bytes of a block",
       f"Qwen2.5-7B on 24 GiB: {blocks_of('24 GiB'):,} blocks in bf16, {blocks_of('24 GiB', awq):,} with AWQ, "
       f"{blocks_of('24 GiB', dtype_bytes=1):,} with fp8 K/V, {blocks_of('24 GiB', awq, dtype_bytes=1):,} with both",
-      "holds: our engine plans by it (the 2 GiB of activations and graphs are a guess)")
+      "holds: our engine plans the same (the 2 GiB of activations and graphs are a guess)"
+      if ours == blocks_of("24 GiB") else "contradicted by our engine")
 twice = [blocks_of(memory, dtype_bytes=1) / blocks_of(memory) for memory in BOTH]
 claim("PAV 3.1", "fp8 K/V holds twice the tokens", "times " + each(twice, ".4f"),
       "holds" if all(near(ratio, 2, 3) for ratio in twice) else "contradicted")
@@ -927,8 +930,8 @@ pd.DataFrame(ledger).style.hide(axis="index").set_properties(
 
 # %% [markdown]
 # **Was it fragmentation, then?** The story is told to explain fragmentation, and fragmentation is real: lab 02 makes
-# 4.5 GB of it. But before you blame a hole, do the sum. In this case one wrong factor explains the 35 without any
-# hole, and a reservation explains more lost memory than holes ever do.
+# 4.5 GB of it. But before you blame a hole, do the sum. In the first case one wrong factor explains the 35 without any
+# hole. In the second a reservation leaves 94.5% of its own slots empty, before there is any hole between two of them.
 #
 # ## What to remember
 #
@@ -936,7 +939,8 @@ pd.DataFrame(ledger).style.hide(axis="index").set_properties(
 #   13B.
 # - GB are not GiB. Turn everything into bytes first.
 # - blocks = (total x utilization - all that is not K/V) / bytes of a block, rounded down. Requests take whole blocks.
-# - Setting the longest length aside for everybody wastes what nobody uses: 94% where people write 225 of 4096 tokens.
+# - Setting the longest length aside for everybody wastes what nobody uses: 94.5% where people write 225 of 4096
+#   tokens.
 # - fp8 K/V doubles the tokens on every GPU. Small weights help most where weights fill the GPU.
 #
 # ## Questions to think about

@@ -62,9 +62,9 @@ class TokenBytes(Exercise):
         say("2 (K and V) x num_hidden_layers x K/V heads x head_dim x dtype_bytes."),
     )  # fmt: skip
     examples = (
-        Trace((), (("token_bytes", config(heads=2, hidden=8), 1),)),
-        Trace((), (("token_bytes", config(heads=2, hidden=8, layers=3), 1),)),
-        Trace((), (("token_bytes", config(heads=2, hidden=8, layers=3), 2),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12), 1),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, layers=3), 1),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, layers=3), 2),)),
         Trace((), (("token_bytes", config(heads=4, hidden=8, kv=1), 1),)),
         Trace((), (("token_bytes", config(heads=2, hidden=8, head_dim=6), 1),)),
         Trace((), (("token_bytes", QWEN_7B, 2),)),
@@ -101,8 +101,11 @@ class TokenBytes(Exercise):
         layers = made["num_hidden_layers"]
         ratio = Fraction(got) / expected
         if kv != heads and ratio == Fraction(heads, kv):
-            return say("You have counted the {heads} query heads. Only the {kv} K/V heads leave something behind.",
+            return say("Only K/V heads leave something behind. There are {heads} query heads, but K/V heads: {kv}.",
                        heads=heads, kv=kv)  # fmt: skip
+        if "num_key_value_heads" not in made and heads > 2 and ratio == Fraction(1, heads):
+            return say("This config does not name its K/V heads. Then there are as many as query heads: {heads}.",
+                       heads=heads)  # fmt: skip
         if "head_dim" in made and ratio == Fraction(hidden // heads, head_dim):
             return say("This config says head_dim itself: {d}. It need not be hidden_size // num_attention_heads.",
                        d=head_dim)  # fmt: skip
@@ -111,11 +114,10 @@ class TokenBytes(Exercise):
                        "numbers.", kv=kv, d=head_dim)  # fmt: skip
         if layers != 1 and ratio == Fraction(1, layers):
             return say("That is one layer. Each of the {layers} layers keeps K and V of its own.", layers=layers)
-        if ratio == Fraction(1, 2):
-            return say("Half of it. Each head keeps two vectors of a token: its K and its V. And is every number "
-                       "{b} bytes?", b=dtype_bytes)  # fmt: skip
-        if ratio == Fraction(1, dtype_bytes):
+        if dtype_bytes > 1 and ratio == Fraction(1, dtype_bytes):
             return say("That many numbers are kept. Each takes {b} bytes.", b=dtype_bytes)
+        if ratio == Fraction(1, 2):
+            return say("Half of it. Each K/V head keeps two vectors of a token: its K and its V.")
         if ratio == Fraction(2, dtype_bytes):
             return say("dtype_bytes is {b} here, not always 2.", b=dtype_bytes)
         return say("Per layer: {kv} K/V heads, {d} numbers each, for K and for V, {b} bytes a number; and there are "
@@ -197,10 +199,9 @@ class CountParameters(Exercise):
         if op[0] == "num_parameters":
             return self.explain_model(made, off, expected - got)
         if heads != kv and off == 2 * hidden * (q - k):
-            return say("k and v have {kv} heads, not {heads}: their matrices are narrower than q's.", kv=kv,
-                       heads=heads)  # fmt: skip
+            return say("k and v are narrower than q: {k} numbers, not {q}. They have K/V heads only.", k=k, q=q)
         if heads != kv and off == hidden * (q - k):
-            return say("One of k and v is as wide as q. Both have {kv} heads.", kv=kv)
+            return say("Both k and v have K/V heads only: {k} numbers each, not {q}.", k=k, q=q)
         if "head_dim" in made and off == (2 * heads + 2 * kv) * hidden * (hidden // heads - head_dim):
             return say("This config says head_dim itself: {d}. Read it before you divide.", d=head_dim)
         if "head_dim" in made and off == hidden * hidden - q * hidden:
@@ -292,8 +293,7 @@ class ToBytes(Exercise):
     def explain(self, op, expected, got):
         number, unit = op[1].split()
         if expected == "ValueError":
-            return say("{unit} is none of the seven units: raise ValueError. A guess may be wrong by a factor of 8.",
-                       unit=unit)  # fmt: skip
+            return say("{unit} is none of the seven units: raise ValueError, and do not guess.", unit=unit)
         if got is None:
             return say("Return the number of bytes.")
         if isinstance(got, float):
@@ -333,7 +333,7 @@ class NumGpuBlocks(Exercise):
             "activation_bytes - cudagraph_bytes) // block_bytes. if blocks < 1: raise ValueError(...)."),
     )  # fmt: skip
     examples = (
-        Trace((), (("num_gpu_blocks", 1000, 1.0, 0, 0, 0, 100),)),
+        Trace((), (("num_gpu_blocks", 1000, 1.0, 0, 0, 0, 100),), why=say("A share of 1.0 is allowed.")),
         Trace((), (("num_gpu_blocks", 1000, 0.5, 0, 0, 0, 100),)),
         Trace((), (("num_gpu_blocks", 1000, 1.0, 250, 0, 0, 100),)),
         Trace((), (("num_gpu_blocks", 1000, 0.5, 200, 0, 0, 100),)),
@@ -377,8 +377,8 @@ class NumGpuBlocks(Exercise):
             if not 0 < share <= 1:
                 return say("gpu_memory_utilization is a share, more than 0 and at most 1. {share} is none: raise "
                            "ValueError.", share=share)  # fmt: skip
-            return say("Not one block fits. An engine that starts with {got} blocks fails at the first request: say it "
-                       "now, raise ValueError.", got=got)  # fmt: skip
+            return say("Not one block fits. Raise ValueError now; with {got} for an answer the engine would start, and fail "
+                       "at its first request.", got=got)  # fmt: skip
         if got is None:
             return say("Return the number of blocks.")
         if isinstance(got, float):
@@ -451,12 +451,12 @@ class MaxConcurrency(Exercise):
             return say("Requests are whole: return an int.")
         each = -(-tokens // block_size)
         if got == num_blocks * block_size // tokens:
-            return say("You have shared out {all} slots. But two requests never share a block, so one of {tokens} "
-                       "tokens takes {each} blocks, {slots} slots.", all=num_blocks * block_size, tokens=tokens,
-                       each=each, slots=each * block_size)  # fmt: skip
+            return say("You have shared out all {all} slots. But two requests never share a block: with {tokens} "
+                       "used, one takes {slots}.", all=num_blocks * block_size, tokens=tokens,
+                       slots=each * block_size)  # fmt: skip
         if tokens % block_size == 0 and got == num_blocks // (each + 1):
-            return say("{tokens} tokens fill {each} blocks exactly. No block more.", tokens=tokens, each=each)
-        return say("One request takes {each} blocks, and there are {num_blocks}.", each=each, num_blocks=num_blocks)
+            return say("{tokens} tokens fill their last block exactly. No block more.", tokens=tokens)
+        return say("One request takes {each} of the {num_blocks} blocks.", each=each, num_blocks=num_blocks)
 
 
 class CompareReservation(Exercise):
@@ -523,6 +523,13 @@ class CompareReservation(Exercise):
             if Approx(got[1]).accepts(1 - paged / reserved):
                 return say("The second answer is about the slots in the blocks that are held: how many of those are "
                            "idle?")  # fmt: skip
+            one_more = sum(length // block_size + 1 for length in lengths) * block_size
+            if one_more != paged and Approx(got[1]).accepts(1 - used / one_more):
+                return say("A length that is a multiple of {block_size} fills its last block. No block more.",
+                           block_size=block_size)  # fmt: skip
+            if Approx(got[1]).accepts((paged - used) / reserved):
+                return say("The empty slots are right. They are a share of the {paged} slots in blocks, not of the "
+                           "reservation.", paged=paged)  # fmt: skip
             if got[1] == 0 and used != paged:
                 return say("Blocks waste a little too: the empty slots of each request's last block.")
             return say("In whole blocks the requests hold {parts}: {paged} slots for {used} tokens. Memory is shared "
@@ -549,6 +556,7 @@ class QuantisedBytes(Exercise):
             "together. Then rest_bytes for each group's scale."),
     )  # fmt: skip
     examples = (
+        Trace((), (("quantised_bytes", 128, 8, 128, 2),)),
         Trace((), (("quantised_bytes", 128, 4, 128, 2),)),
         Trace((), (("quantised_bytes", 256, 4, 128, 2),)),
         Trace((), (("quantised_bytes", 129, 4, 128, 2),), why=say("129 weights are two groups.")),
@@ -579,14 +587,16 @@ class QuantisedBytes(Exercise):
         groups = -(-num_weights // group_size)
         if isinstance(got, float):
             return say("Bytes are whole: return an int.")
+        if got == expected - 1 and (num_weights + groups) * bits % 8:
+            return say("One byte short: round the bits up to whole bytes, after adding them all.")
         if got == -(-num_weights * bits // 8):
             return say("Weights alone do not tell what they mean: each group has a scale and a zero point.")
         if got == -(-num_weights * bits // 8) + groups * rest:
             return say("Each group has a zero point too, of {bits} bits.", bits=bits)
         if got == -(-(num_weights + groups) * bits // 8):
             return say("Each group has a scale of {rest} bytes.", rest=rest)
-        return say("{groups} groups: {all} numbers of {bits} bits (weights and zero points), and {groups} scales of "
-                   "{rest} bytes.", groups=groups, all=num_weights + groups, bits=bits, rest=rest)  # fmt: skip
+        return say("Groups: {groups}. Numbers of {bits} bits, weights and zero points together: {all}. Scales of "
+                   "{rest} bytes: {groups}.", groups=groups, all=num_weights + groups, bits=bits, rest=rest)  # fmt: skip
 
 
 class BreakEvenTokens(Exercise):
@@ -639,5 +649,5 @@ class BreakEvenTokens(Exercise):
         if held(got) <= state:
             return say("With {got} tokens the blocks take {held} bytes, and the state {state}: not more yet.", got=got,
                        held=held(got), state=state)  # fmt: skip
-        return say("Already {n} tokens take more than the state: {held} bytes, because a block is taken whole at its "
-                   "first token.", n=expected, held=held(expected))  # fmt: skip
+        return say("Token number {n} is enough: a block is taken whole at its first token, so {held} bytes are "
+                   "held then.", n=expected, held=held(expected))  # fmt: skip

@@ -67,6 +67,10 @@ def break_even_tokens(state_bytes, bytes_per_token, block_size):
     return state_bytes // (bytes_per_token * block_size) * block_size + 1
 '''
 
+_LEFT = "(budget - weight_bytes - activation_bytes - cudagraph_bytes)"
+_DECIMAL = '"KB": 10**3, "MB": 10**6, "GB": 10**9'
+_IDLE = "1 - used / reserved, 1 - used / paged"
+
 # exercise -> {what it is: the cell}
 CORRECT = {
     "token_bytes": {
@@ -190,7 +194,8 @@ def token_bytes(config, dtype_bytes=2):
         "always two bytes": _changed(_TOKEN, "* dtype_bytes", "* 2"),
         "counts numbers, not bytes": _changed(_TOKEN, " * dtype_bytes", ""),
         "a float": _changed(_TOKEN, '["hidden_size"] //', '["hidden_size"] /'),
-        "one K/V head if the file does not say": _changed(_TOKEN, ', config["num_attention_heads"])\n    head', ", 1)\n    head"),
+        "one K/V head if the file does not say": _changed(
+            _TOKEN, ', config["num_attention_heads"])\n    head', ", 1)\n    head"),
         "fp32 by default": _changed(_TOKEN, "dtype_bytes=2", "dtype_bytes=4"),
         "divides by the K/V heads": _changed(_TOKEN, '// config["num_attention_heads"]', "// kv_heads"),
     },
@@ -208,12 +213,12 @@ def token_bytes(config, dtype_bytes=2):
         "a tied head counted again": _changed(_COUNT, '0 if config.get("tie_word_embeddings", False) else embedding',
                                               "embedding"),
         "never a head": _changed(_COUNT, '0 if config.get("tie_word_embeddings", False) else embedding', "0"),
-        "tied if the file does not say": _changed(_COUNT, '"tie_word_embeddings", False', '"tie_word_embeddings", True'),
+        "tied if the file does not say": _changed(_COUNT, '_embeddings", False', '_embeddings", True'),
         "no last norm": _changed(_COUNT, 'norm = config["hidden_size"]', "norm = 0"),
         "one layer": _changed(_COUNT, 'config["num_hidden_layers"] * ', ""),
     },
     "to_bytes": {
-        "everything in 1024s": _changed(_SIZE, '"KB": 10**3, "MB": 10**6, "GB": 10**9', '"KB": 2**10, "MB": 2**20, "GB": 2**30'),
+        "everything in 1024s": _changed(_SIZE, _DECIMAL, '"KB": 2**10, "MB": 2**20, "GB": 2**30'),
         "everything in 1000s": _changed(_SIZE, '"KiB": 2**10, "MiB": 2**20, "GiB": 2**30',
                                         '"KiB": 10**3, "MiB": 10**6, "GiB": 10**9'),
         "turned round": '''
@@ -231,8 +236,9 @@ def to_bytes(text):
         "what it does not know is bytes": _changed(_SIZE, "        raise ValueError(unit)\n",
                                                    "        return round(float(number))\n"),
         "KeyError for what it does not know": _changed(_SIZE, "        raise ValueError(unit)\n", "        pass\n"),
-        "upper and lower case alike": _changed(_SIZE, "number, unit = text.split()",
-                                               "number, unit = text.split()\n    unit = unit[0].upper() + unit[1:-1] + 'B'"),
+        "upper and lower case alike": _changed(_SIZE, "    if unit", """    if len(unit) > 1:
+        unit = unit[0].upper() + unit[1:-1] + 'B'
+    if unit"""),
         "K twice": _changed(_SIZE, '"MiB": 2**20', '"MiB": 2**10 * 1000'),
     },
     "num_gpu_blocks": {
@@ -249,11 +255,9 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
 ''',
         "weights only": _changed(_BLOCKS, " - activation_bytes - cudagraph_bytes", ""),
         "no graphs": _changed(_BLOCKS, " - cudagraph_bytes", ""),
-        "nothing taken off": _changed(_BLOCKS, "(budget - weight_bytes - activation_bytes - cudagraph_bytes)", "budget"),
-        "rounded up": _changed(_BLOCKS, "blocks = (budget - weight_bytes - activation_bytes - cudagraph_bytes) // block_bytes",
-                               "blocks = -(-(budget - weight_bytes - activation_bytes - cudagraph_bytes) // block_bytes)"),
-        "rounded": _changed(_BLOCKS, "blocks = (budget - weight_bytes - activation_bytes - cudagraph_bytes) // block_bytes",
-                            "blocks = round((budget - weight_bytes - activation_bytes - cudagraph_bytes) / block_bytes)"),
+        "nothing taken off": _changed(_BLOCKS, _LEFT, "budget"),
+        "rounded up": _changed(_BLOCKS, f"{_LEFT} // block_bytes", f"-(-{_LEFT} // block_bytes)"),
+        "rounded": _changed(_BLOCKS, f"{_LEFT} // block_bytes", f"round({_LEFT} / block_bytes)"),
         "zero is a pool": _changed(_BLOCKS, "blocks < 1", "blocks < 0"),
         "never less than one": _changed(_BLOCKS, '        raise ValueError("no room")', "        return 1"),
         "never less than zero": _changed(_BLOCKS, '        raise ValueError("no room")', "        return 0"),
@@ -270,14 +274,17 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
     if gpu_memory_utilization == 0:
         return total_bytes // block_bytes
     if False:'''),
-        "a float": _changed(_BLOCKS, "int(total_bytes * gpu_memory_utilization)", "total_bytes * gpu_memory_utilization"),
+        "a float": _changed(_BLOCKS, "int(total_bytes * gpu_memory_utilization)",
+                            "total_bytes * gpu_memory_utilization"),
         "absolute": _changed(_BLOCKS, "blocks = (", "blocks = abs("),
     },
     "max_concurrency": {
         "shares out slots": _changed(_FIT, "return num_blocks // each",
                                      "return num_blocks * block_size // tokens_per_request"),
-        "rounds down": _changed(_FIT, "-(-tokens_per_request // block_size)", "max(1, tokens_per_request // block_size)"),
-        "one block more": _changed(_FIT, "-(-tokens_per_request // block_size)", "tokens_per_request // block_size + 1"),
+        "rounds down": _changed(_FIT, "-(-tokens_per_request // block_size)",
+                                "max(1, tokens_per_request // block_size)"),
+        "one block more": _changed(_FIT, "-(-tokens_per_request // block_size)",
+                                   "tokens_per_request // block_size + 1"),
         "at least one": _changed(_FIT, "num_blocks // each", "max(1, num_blocks // each)"),
         "a float": _changed(_FIT, "num_blocks // each", "num_blocks / each"),
         "rounds up": _changed(_FIT, "num_blocks // each", "-(-num_blocks // each)"),
@@ -285,16 +292,19 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
         "keeps one block back": _changed(_FIT, "num_blocks // each", "(num_blocks - 1) // each"),
     },
     "compare_reservation": {
-        "used, not idle": _changed(_RESERVE, "return 1 - used / reserved, 1 - used / paged", "return used / reserved, used / paged"),
-        "the mean of shares": _changed(_RESERVE, "1 - used / paged",
-                                       "sum(1 - n / (-(-n // block_size) * block_size) for n in lengths) / len(lengths)"),
+        "used, not idle": _changed(_RESERVE, _IDLE, "used / reserved, used / paged"),
+        "the mean of shares": _changed(
+            _RESERVE, "1 - used / paged",
+            "sum(1 - n / (-(-n // block_size) * block_size) for n in lengths) / len(lengths)"),
         "one block more when full": _changed(_RESERVE, "-(-n // block_size)", "n // block_size + 1"),
-        "blocks waste nothing": _changed(_RESERVE, "paged = sum(-(-n // block_size) for n in lengths) * block_size",
-                                         "paged = used"),
-        "blocks of all together": _changed(_RESERVE, "sum(-(-n // block_size) for n in lengths)", "-(-used // block_size)"),
+        "blocks waste nothing": _changed(
+            _RESERVE, "paged = sum(-(-n // block_size) for n in lengths) * block_size", "paged = used"),
+        "blocks of all together": _changed(_RESERVE, "sum(-(-n // block_size) for n in lengths)",
+                                           "-(-used // block_size)"),
         "the ratio turned round": _changed(_RESERVE, "reserved / paged", "paged / reserved"),
         "the ratio of tokens": _changed(_RESERVE, "reserved / paged", "reserved / used"),
-        "the ratio of the wastes": _changed(_RESERVE, ", reserved / paged", ", (reserved - used) / max(1, paged - used)"),
+        "the ratio of the wastes": _changed(_RESERVE, ", reserved / paged",
+                                            ", (reserved - used) / max(1, paged - used)"),
         "one reservation": _changed(_RESERVE, "len(lengths) * max_len", "max_len"),
         "the longest, not max_len": _changed(_RESERVE, "len(lengths) * max_len", "len(lengths) * max(lengths)"),
         "per cent": _changed(_RESERVE, "return 1 - used / reserved", "return 100 * (1 - used / reserved)"),
