@@ -665,7 +665,9 @@ for ax, (which, times, said, share, colour, marker, top, label, text) in zip(axe
     ax.plot(percent, [times * result[which] for result in results], color=colour, linewidth=2.5)
     ax.plot([100 * share] * 2, [0, said], color=colour, linestyle=":", linewidth=1.5)
     ax.plot(100 * share, said, marker, color=colour, markersize=9)
-    ax.text(100 * share + 0.8, said + 0.06 * top, f"{text}, if {100 * share:.1f}% write 4096 tokens", fontsize=11)
+    left, up = (0.8, 0.06) if share < 0.2 else (-0.8, -0.14)
+    ax.text(100 * share + left, said + up * top, f"{text}, if {100 * share:.1f}% write 4096 tokens", fontsize=11,
+            ha="left" if share < 0.2 else "right")
     ax.set(xlim=(0, 40), ylim=(0, top), ylabel=label)
     for side in ("right", "top"):
         ax.spines[side].set_visible(False)
