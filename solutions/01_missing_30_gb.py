@@ -718,8 +718,9 @@ for reservation, stats in served.items():
           f"{stats.num_preemptions_recompute} preemptions")
 
 # %% [markdown]
-# 5 requests at a time, or 95. (It is even more than 17.6 times as many: they do not all reach their full length at
-# once. That is a bet, and eight times the engine lost it and had to preempt (抢占) somebody: lab 09.)
+# 5 requests at a time, or about 95. (That is even more than 17.6 times as many: they do not all reach their full
+# length at once. It is a bet. The preemptions (抢占) count how often the engine lost it and sent somebody back: lab
+# 09.)
 #
 # Your `num_gpu_blocks` is the part called `sizing`. On a GPU the engine asks it how many blocks to make. Here we play
 # that GPU: 16 MiB for the tiny model that comes with this project, in fp32. Then the engine serves with exactly those
