@@ -360,7 +360,7 @@ plt.show()
 
 # %% [markdown]
 # Report 3 is what fragmentation (碎片) looks like. 2109 MiB are reserved and unused, 732 were asked for, so no
-# single hole can have been large enough. And the driver has nothing left to give: what is white belongs to
+# single hole can have been large enough. And the driver has nothing left to give: what is blank belongs to
 # somebody else. Report 2 failed for a plainer reason: even all its holes together are too small.
 #
 # Our case fits neither. With 29.80 GiB free at the driver, a request for 1.25 GiB is served, unless somebody has
@@ -539,7 +539,7 @@ sliders(show, gpu=(0, 3, 0), model=(0, 7, 5), awq=(0, 1, 0), fp8=(0, 1, 0), cont
 # length fit on an 80 GB GPU, from 256 tokens to 128 thousand.
 #
 # **What to look at:** both axes are logarithmic, so a straight line down says "twice as long, half as many". Go
-# up along the dotted line: from the lowest model to the highest it is a factor of 17. Then look at the two lines
+# up along the dotted line: from the lowest model to the highest it is a factor of almost 18. Then look at the two lines
 # that stop before the edge. Behind their ends not even one request fits.
 
 # %%
