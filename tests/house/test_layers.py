@@ -13,6 +13,7 @@ LAYERS = [
     "config",
     "sampling_params",
     "sizing",
+    "capacity",
     "primer",
     "arena",
     "blocks",

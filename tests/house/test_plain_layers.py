@@ -13,6 +13,7 @@ PLAIN = [
     "kvlab.config",
     "kvlab.sampling_params",
     "kvlab.sizing",
+    "kvlab.capacity",
     "kvlab.primer",
     "kvlab.arena",
     "kvlab.blocks",
