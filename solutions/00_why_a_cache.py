@@ -3,8 +3,8 @@
 #
 # You know how a language model writes. It reads the text so far, it guesses the next token, the token joins the text,
 # and it reads again. In this lab you find out what one such step costs, what may be kept from step to step, and why a
-# chip that can do almost a thousand million million operations a second still writes only a couple of hundred tokens a
-# second for you.
+# chip that can do almost a thousand trillion operations a second writes only a couple of hundred tokens a second for
+# you.
 #
 # It goes with L33 0 and 3.4, and with PAV 1. It takes about 80 minutes, and nothing comes before it.
 
@@ -17,8 +17,8 @@ check, hint = lab.check, lab.hint
 # %% [markdown]
 # ## A number that does not add up
 #
-# Qwen2.5-7B has about seven thousand million weights. To make one token, each weight is used once: one multiplication,
-# one addition. An H100 does 989 million million such operations a second. Divide.
+# Qwen2.5-7B has about seven billion weights in its matrices. To make one token, each is used once: one multiplication,
+# one addition. An H100 does 989 trillion operations a second. Divide.
 
 # %%
 from kvlab import primer
@@ -44,7 +44,7 @@ print(f"at most, in truth: {1 / primer.step_seconds(H100, QWEN, one_user):8,.0f}
 # keeps a diary of that, and the figure shows the diary.
 #
 # **How to read it.** One row is one step. A filled box is a token that goes through all layers in this step. A box with
-# only an outline is not computed again: the step just looks at what was kept of it. The text above is the position.
+# only an outline is not computed again: the step just looks at what was kept of it. The numbers above are positions.
 
 # %%
 import matplotlib.pyplot as plt
@@ -59,7 +59,7 @@ class Diary(ToyDecoder):
     """A toy decoder that writes down each step: (new tokens, tokens in the cache), and multiply-adds."""
 
     def __init__(self, step=primer.attend_next, **options):
-        super().__init__(step=self.watched, max_len=200, **options)
+        super().__init__(step=self.watched, max_len=200, seed=2, **options)
         self.inner, self.steps, self.costs, self.multiply_adds = step, [], [], 0
 
     def watched(self, layer, x, keys, values):
@@ -170,22 +170,25 @@ lab.compare("without a cache", round(count(100, 200, False) / count(100, 200, Tr
 # %% [markdown]
 # ## The model: what depends on what
 #
-# Why may anything be kept at all? Look at one layer of attention (注意力) with one head (头). Position $t$ comes in as
-# a vector $x_t$. Three matrices make three vectors of it:
+# Why may anything be kept at all? Look at one layer of attention (注意力) with one head (头). Position t comes in as a
+# vector `x_t`. Three matrices make three vectors of it:
 #
-# $$q_t = W_q\,x_t \qquad k_t = W_k\,x_t \qquad v_t = W_v\,x_t$$
+#     q_t = W_q · x_t           the query (查询): what position t asks
+#     k_t = W_k · x_t           the key (键): what questions are compared with
+#     v_t = W_v · x_t           the value (值): what is handed over
 #
-# A query (查询) asks, a key (键) is what the question is compared with, a value (值) is what is handed over. Position
-# $t$ compares its query with the keys of all positions up to itself, and takes a mixture of their values:
+# Position t compares its query with the keys of all positions up to itself, and takes a mixture of their values. d is
+# the length of q:
 #
-# $$a_t = \sum_{j \le t} w_j\, v_j \qquad\text{with}\qquad w_j = \frac{e^{s_j}}{\sum_{i \le t} e^{s_i}}
-# \qquad s_j = \frac{q_t \cdot k_j}{\sqrt{d}}$$
+#     score     s_j = q_t · k_j / √d                                for each j from 0 to t
+#     weight    w_j = exp(s_j) / (exp(s_0) + ... + exp(s_t))        together they are 1: a softmax
+#     result    a_t = w_0 v_0 + w_1 v_1 + ... + w_t v_t
 #
 # Now read it with one question in mind: **who needs what, later?**
 #
-# - $k_j$ and $v_j$ are needed by position $j$ and by *every position after it*.
-# - $q_t$ appears in $a_t$ and nowhere else. Once position $t$ is done, nobody asks for its query again.
-# - Nothing of position $j$ depends on a position after it. So $k_j$ and $v_j$, once computed, never change.
+# - `k_j` and `v_j` are needed by position j and by *every position after it*.
+# - `q_t` appears in `a_t` and nowhere else. Once position t is done, nobody asks for its query again.
+# - Nothing of position j depends on a position after it. So `k_j` and `v_j`, once computed, never change.
 #
 # That is why one keeps K and V, and not Q. It is a KV cache, and not a QKV cache.
 #
@@ -195,7 +198,7 @@ lab.compare("without a cache", round(count(100, 200, False) / count(100, 200, Tr
 # %%
 def keys_of_layer_2(tokens):
     cache = Cache()
-    ToyDecoder(num_layers=2).forward(tokens, cache)
+    ToyDecoder(num_layers=2, seed=2).forward(tokens, cache)
     return cache.keys[1]
 
 
@@ -212,7 +215,7 @@ for what, other in (("a token more", [3, 1, 4, 1, 5, 9]), ("another last token",
 #
 # ## Build 1: attention of one query
 #
-# Plain lists of floats, no library. One trap: $e^{1000}$ is more than a float can hold. What can you subtract from all
+# Plain lists of floats, no library. One trap: exp(1000) is more than a float can hold. What can you subtract from all
 # scores without changing any weight?
 
 # %% ex="attend"
@@ -323,8 +326,8 @@ check("decode")
 # %% [markdown]
 # ## Watch it
 #
-# Your layer goes into the toy model, and your two loops drive it: 8 tokens of prompt, 60 tokens to write. Each dot is
-# one step, and the number of multiply-adds is counted as they are made. The lines are the formula.
+# Your layer goes into the toy model, and your two loops drive it: 5 tokens of prompt, 60 tokens to write. The dots
+# are every fourth step; the diary has counted its multiply-adds, call by call. The lines are the formula.
 
 # %%
 slow, fast = Diary(step=lab.best("attend_next")), Diary(step=lab.best("attend_next"))
@@ -393,8 +396,8 @@ for num_tokens in (1, 1000, 32_000):
 # %%
 from kvlab.sizing import ModelShape
 
-TINY = ModelShape(vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=2, num_attention_heads=2,
-                  num_key_value_heads=1, head_dim=3)  # fmt: skip
+TINY = ModelShape(vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=3, num_attention_heads=4,
+                  num_key_value_heads=1, head_dim=2)  # fmt: skip
 print("weights in the layers' matrices:", TINY.num_layer_weights)
 print("weights in the head, vocab_size x hidden_size:", TINY.vocab_size * TINY.hidden_size)
 print("bytes of K and V for one token, all layers:", TINY.kv_bytes_per_token(2))
@@ -408,8 +411,8 @@ print("bytes of K and V for one token, all layers:", TINY.kv_bytes_per_token(2))
 #    before it, and at itself. One token looking at one token is a *pair*. A pair costs 2 FLOP for each of the head_dim
 #    numbers in q · k, and 2 more for each in weight times value.
 #
-# Count `[(3, 0)]` on `TINY` before you go on. The pairs: 1 + 2 + 3 = 6. Matrices: 2 · 288 · 3 = 1728. The head: 2 · 40.
-# Attention: 4 · 2 layers · 2 heads · 3 · 6 pairs = 288. In all 2096.
+# Count `[(3, 0)]` on `TINY` before you go on. The pairs: 1 + 2 + 3 = 6. Matrices: 2 · 456 · 3 = 2736. The head: 2 · 40.
+# Attention: 4 · 3 layers · 4 heads · 2 numbers · 6 pairs = 576. In all 3392.
 
 # %% ex="step_flops"
 def step_flops(shape, step):
@@ -529,32 +532,34 @@ roof, seconds = lab.best("attainable_flops"), lab.best("step_seconds")
 
 
 def draw_roof(ax, gpu, name, steps, shape=QWEN):
-    """The roofline of a GPU, and steps on it: (label, step, marker, where the label goes)."""
+    """The roofline of a GPU, and steps on it, each a pair (label, step)."""
     xs = [10 ** (i / 40) for i in range(-12, 160)]
     ax.plot(xs, [roof(gpu, x) / 1e12 for x in xs], color=INK, linewidth=2)
     ax.axvline(gpu.balance, color=INK, linewidth=1, linestyle=":")
     ax.text(gpu.balance * 1.08, 0.9, f"balance\n{gpu.balance:.0f}", fontsize=10, va="bottom")
-    peak = gpu.peak_flops / 1e12
-    ax.text(gpu.balance * 1.5, peak * 1.15, f"{name}: {peak:.0f} TFLOP/s", fontsize=10)
-    ax.text(0.62, 3.3, f"{gpu.bandwidth / 1e12:.2f} TB/s", fontsize=10, rotation=38, rotation_mode="anchor")
-    for label, step, marker, (dx, dy, align) in steps:
+    peak, slope = gpu.peak_flops / 1e12, gpu.bandwidth / 1e12
+    ax.text(gpu.balance * 0.8, peak, f"{name}: {peak:.0f} TFLOP/s", fontsize=10, ha="right", va="center")
+    ax.text(2.2, 2.8 * slope, f"{slope:.2f} TB/s", fontsize=10, rotation=36, rotation_mode="anchor")
+    for label, step in steps:
         x = intensity(shape, step)
-        colour = BLUE if max(new for new, _ in step) == 1 else RED
-        ax.plot(x, roof(gpu, x) / 1e12, marker, color=colour, markersize=9, markeredgecolor=INK)
-        share = f"{100 * roof(gpu, x) / gpu.peak_flops:.2g}%"
-        ax.annotate(f"{label}: {share}", (x, roof(gpu, x) / 1e12), xytext=(dx, dy), textcoords="offset points",
-                    fontsize=10, color=colour, ha=align, va="center")  # fmt: skip
+        y, colour = roof(gpu, x) / 1e12, BLUE if max(new for new, _ in step) == 1 else RED
+        used = 100 * y / peak
+        place = ((0, -18), "center") if x >= gpu.balance else ((12, -4), "left") if x < 30 else ((-12, 4), "right")
+        ax.plot(x, y, "o" if colour == BLUE else "s", color=colour, markersize=9, markeredgecolor=INK)
+        ax.annotate(f"{label}: {used:.0f}%" if used >= 1 else f"{label}: {used:.2f}%", (x, y), xytext=place[0],
+                    textcoords="offset points", fontsize=10, color=colour, ha=place[1], va="center")  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(0.5, 10_000), ylim=(0.8, 2500),
            xlabel="arithmetic intensity, FLOP per byte", ylabel="attainable TFLOP/s")  # fmt: skip
+    ax.set_xticks([1, 10, 100, 1000, 10_000], ["1", "10", "100", "1,000", "10,000"])
+    ax.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    ax.minorticks_off()
     ax.spines[["top", "right"]].set_visible(False)
 
 
-right = (10, -6, "left")
 figure, ax = plt.subplots(figsize=(9, 4.8), layout="constrained")
 draw_roof(ax, H100, "H100", [
-    ("1 decode", [(1, 500)], "o", right), ("8 decodes", [(1, 500)] * 8, "o", right),
-    ("64 decodes", [(1, 500)] * 64, "o", right), ("128 decodes", [(1, 500)] * 128, "o", right),
-    ("prefill, 2000 tokens", [(2000, 0)], "s", (0, -18, "center")),
+    ("1 decode", [(1, 500)]), ("8 decodes", [(1, 500)] * 8), ("64 decodes", [(1, 500)] * 64),
+    ("128 decodes", [(1, 500)] * 128), ("prefill, 2000 tokens", [(2000, 0)]),
 ])  # fmt: skip
 plt.show()
 lab.compare("one user", round(100 * roof(H100, intensity(QWEN, [(1, 500)])) / H100.peak_flops, 2))
@@ -587,7 +592,7 @@ from kvlab.lab.draw_tables import sliders
 def show(batch, context):
     figure, ax = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
     step = [(1, context)] * batch
-    draw_roof(ax, H100, "H100", [(f"{batch} decodes, {context} tokens each", step, "o", (10, -10, "left"))])
+    draw_roof(ax, H100, "H100", [(f"{batch} decodes, {context} tokens each", step)])
     weights, kv = bytes_of(QWEN, [(1, 0)]), batch * context * QWEN.kv_bytes_per_token()
     title = f"Bytes of this step: weights {weights / 1e9:.1f} GB, K and V {kv / 1e9:.1f} GB"
     ax.set_title(title, fontsize=11, loc="left")
@@ -599,16 +604,16 @@ sliders(show, batch=(1, 512, 128), context=(10, 8000, 1000))
 # %% [markdown]
 # ## What a batch shares, and what it does not
 #
-# B sequences share the weights. Each brings K and V of its own, and those are read for it alone. So the bytes of a step
-# are
+# B sequences share the weights, W bytes. Each brings b bytes of K and V that are read for it alone, and f operations:
 #
-# $$\underbrace{W}_{\text{once}} + \underbrace{B \cdot b}_{\text{each its own}}
-# \qquad\text{and the intensity}\qquad \frac{B \cdot f}{W + B \cdot b}$$
+#     bytes        W + B · b
+#     operations   B · f
+#     intensity    B · f / (W + B · b)
 #
-# with $f$ operations for each sequence. While $B \cdot b$ is small beside $W$, this is about B. When it is not, more
-# sequences help less and less, and the intensity can never pass $f / b$.
+# While B · b is small beside W, the intensity is about B. When it is not, more sequences help less and less. However
+# many there are, the intensity never passes f / b.
 #
-# How large $b$ is depends on the model. Llama-2-7B has full multi-head attention: each of its 32 heads has K and V. In
+# How large b is depends on the model. Llama-2-7B has full multi-head attention: each of its 32 heads has K and V. In
 # Qwen2.5-7B seven heads share one K and V (grouped-query attention, GQA, 分组查询注意力).
 
 # %%
@@ -683,11 +688,11 @@ if has_model:
 
     kept, _, sent_kept = generate(20, 40)
     text = WORDS[:20]
-    sent_anew = 0
+    before = llm.engine.scheduler.stats.num_scheduled_tokens
     for _ in range(40):
         output = llm.generate([text], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))[0]
-        sent_anew += len(text)
         text = text + list(output.outputs[0].token_ids)
+    sent_anew = llm.engine.scheduler.stats.num_scheduled_tokens - before
     print("40 tokens after a prompt of 20, the same both ways:", text[20:] == list(kept))
     print(f"through the model: {sent_anew} tokens without reuse, {sent_kept} with; your formula says "
           f"{count(20, 40, False)} and {count(20, 40, True)}")
@@ -765,7 +770,8 @@ def last(holds, upto=100_000):
 
 
 def bounds(values):
-    return f"{min(values):.2g}-{max(values):.2g}%"
+    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
+    return f"{low}%" if low == high else f"{low}-{high}%"
 
 
 # C16: the balance, and I = B
@@ -773,8 +779,9 @@ claim("L33 3.4", "an H100 balances at 295 FLOP per byte", f"{H100.balance:.1f} (
       "holds for dense bf16 on the SXM card" if abs(H100.balance - 295) < 1 else "contradicted")
 reach = {name: {b: last(lambda n, s=s, b=b: intensity(s, [(1, n)] * b) >= 0.9 * b) for b in (8, 64, 128)}
          for name, s in (("Qwen2.5-7B", QWEN), ("Llama-2-7B", LLAMA2))}
-claim("L33 3.4", "the intensity of B decodes is about B", "within 10% of B up to this many tokens each: " + "; ".join(
-      f"{name} " + ", ".join(f"{n} (B={b})" for b, n in found.items()) for name, found in reach.items()),
+told = "; ".join(f"{name} " + ", ".join(f"{n if n < 100_000 else 'any'} (B={b})" for b, n in found.items())
+                 for name, found in reach.items())
+claim("L33 3.4", "the intensity of B decodes is about B", f"within 10% of B up to this many tokens each: {told}",
       "holds while the K and V of the batch are small beside the weights")
 
 # C16: small batches
@@ -797,9 +804,12 @@ claim("L33 3.4", "B = 64-128: 75-85% of an H100's arithmetic", f"decodes alone: 
       if max(short) < 75 <= min(mixed) else "holds" if min(short) >= 75 else "contradicted")
 fill = lab.best("batch_for_balance")
 needed = {n: fill(H100, LLAMA3, n) for n in (16, 100, 500, 1000)}
-claim("L33 3.4", "such batches come near the balance", "batch that reaches it, Llama-3-8B: " + ", ".join(
+at_128 = 100 * intensity(LLAMA3, [(1, 16)] * 128) / H100.balance
+claim("L33 3.4", "such batches come near the balance", f"Llama-3-8B: {at_128:.0f}% of it at B=128, 16 tokens each; to "
+      "reach it takes " + ", ".join(
       f"{b or 'none'} ({n} tokens each)" for n, b in needed.items()),
-      "contradicted: larger batches, and none where contexts are long" if min(b for b in needed.values() if b) > 128
+      "contradicted for decodes alone; where contexts are long no batch is large enough"
+      if min(b for b in needed.values() if b) > 128 and None in needed.values()
       else "holds")
 
 # the lecture's opening
@@ -839,9 +849,9 @@ pd.DataFrame(ledger).style.hide(axis="index").set_properties(
 
 # %% [markdown]
 # **The 75-85%.** A decode of 128 sequences has an intensity of at most 128, and the H100 wants 295. So 43% is the roof
-# for decodes alone, before anything goes wrong. The figure can be had, though, in three ways that the sentence does
-# not name: count the prefill, let chunks of prompts ride in the same steps (lab 08), or take a chip with a lower
-# balance.
+# for decodes alone, before anything goes wrong. One comes near the figure, though, in
+# three ways that the sentence does not name: count the prefill, the more the longer the prompts are; let chunks of
+# prompts ride in the same steps (lab 08); or take a chip with a lower balance.
 #
 # **What stays true** is the direction. A larger batch moves a decode up the slope, nearly in proportion, as long as
 # the K and V of the batch are small beside the weights. A larger batch needs more memory for K and V. That memory is

@@ -11,7 +11,7 @@ from kvlab.sizing import MODELS, ModelShape
 
 LAB = LabInfo(title=say("Why a cache"), sections="L33 0, 3.4; PAV 1")
 
-SHAPES = MODELS | {"TINY": ModelShape(10, 4, 6, 2, 2, 1, 3)}
+SHAPES = MODELS | {"TINY": ModelShape(10, 4, 6, 3, 4, 1, 2)}
 GPU_TABLE = GPUS | {"TOY": GPU(1000.0, 10.0, 10_000)}
 HALVES = st.integers(-6, 6).map(lambda i: i / 2)
 STEPS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=3)
@@ -44,7 +44,7 @@ class NumProjected(Exercise):
         Trace((), (("num_projected", 3, 2, False),)),
         Trace((), (("num_projected", 3, 2, True),)),
         Trace((), (("num_projected", 3, 4, False),)),
-        Trace((), (("num_projected", 3, 0, True),), why=say("Nobody asks for a token, so no step is made.")),
+        Trace((), (("num_projected", 3, 0, True),)),
         Trace((), (("num_projected", 100, 200, False),)),
         Trace((), (("num_projected", 100, 200, True),)),
     )
@@ -70,6 +70,8 @@ class NumProjected(Exercise):
         _, prompt, n, with_cache = op
         if isinstance(got, float):
             return say("Return a whole number: use // and not /.")
+        if n == 0:
+            return say("Nobody asks for a token, so no step is made.")
         if got == expected + 1 and with_cache:
             return say("The last token that comes out is never put in again: nobody asks what follows it.")
         if not with_cache and got == expected + n:
@@ -99,7 +101,7 @@ class Attend(Exercise):
         Trace((), (("attend", [1.0], [[2.0]], [[7.0]]),), why=say("One position: its weight is 1.")),
         Trace((), (("attend", [0.0, 0.0], [[1.0, 2.0], [3.0, 4.0]], [[1.0], [3.0]]),),
               why=say("Both scores are 0, so both weights are 1/2.")),
-        Trace((), (("attend", [1.0], [[1.0], [0.0]], [[1.0], [0.0]]),)),
+        Trace((), (("attend", [1.0], [[1.0], [0.0]], [[1.0], [0.5]]),)),
         Trace((), (("attend", [2.0, 0.0, 0.0, 0.0], [[1.0] * 4, [0.0] * 4], [[1.0], [0.0]]),),
               why=say("d is 4 here: the score of the first key is 2 / sqrt(4) = 1.")),
         Trace((), (("attend", [1.0, 1.0], [[1.0, 0.0], [0.0, 2.0]], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),),
@@ -154,6 +156,11 @@ class Attend(Exercise):
             return say("The scores are multiplied by sqrt(d); divide by it.")
         if all_close(mix([s / math.sqrt(len(keys)) for s in dots]), got):
             return say("The scale is the square root of the length of q, not of the number of keys.")
+        if all_close(values[dots.index(max(dots))], got):
+            return say("That is the value with the largest score alone. Every position has a share: exp(score) over the "
+                       "sum.")
+        if all_close([sum(column) / len(values) for column in zip(*values, strict=True)], got):
+            return say("That is the plain mean of the values: the weights do not depend on the scores.")
         if all_close(mix([s / math.sqrt(d) for s in dots], total=1.0), got):
             return say("The weights do not add up to 1: divide by their sum.")
         return say("Score of each key: q . k / sqrt({d}). Weights: exp(score), divided by the sum of all of them. "
@@ -260,8 +267,7 @@ class Decode(Exercise):
         Trace((), (("decode_with_cache", [3], 1),)),
         Trace((), (("decode_with_cache", [3, 1], 3),)),
         Trace((), (("decode_without_cache", [3, 1, 4], 0),)),
-        Trace((), (("decode_with_cache", [3, 1, 4], 0),), why=say("No token is asked for, so nothing needs "
-                                                                  "computing.")),
+        Trace((), (("decode_with_cache", [3, 1, 4], 0),)),
         Trace((), (("decode_with_cache", [3, 1, 4], 2), ("decode_with_cache", [5, 9], 2)),
               why=say("Two requests, one after the other: the second one must not see the first one's cache.")),
     )
@@ -295,6 +301,8 @@ class Decode(Exercise):
             return say("Work on a list of your own: the caller still needs the prompt as it was.")
         computed, want = got["computed"], expected["computed"]
         with_cache = op[0] == "decode_with_cache"
+        if op[2] == 0:
+            return say("No token is asked for: return an empty list, and compute nothing.")
         if got["tokens"] == expected["tokens"]:
             if not with_cache:
                 return say("The tokens are right, but {got} went through the model, and without a cache it is {want}: "
@@ -379,6 +387,15 @@ class StepFlops(_Cost):
         pairs = sum(new * computed + new * (new + 1) // 2 for new, computed in step)
         if 2 * got == expected:
             return say("Exactly half: a multiply and an add are two operations.")
+        if got == expected - attention * pairs:
+            if pairs == len(step):
+                return say("A token looks at itself, too: even the first one of a text has a pair.")
+            return say("The attention itself is missing: q . k, and weights times values.")
+        olds = sum(computed for _, computed in step)
+        if olds and got == expected + 2 * s.num_layer_weights * olds:
+            return say("Tokens computed before do not go through the matrices again: that is what the cache is for.")
+        if got * s.num_hidden_layers == expected * s.num_hidden_layers - attention * pairs * (s.num_hidden_layers - 1):
+            return say("Every layer attends: times num_hidden_layers. (num_layer_weights is of all layers already.)")
         if got == expected + head * (news - len(step)):
             return say("The head computes logits for one token of each sequence, the last, and not for every new "
                        "token.")
@@ -396,8 +413,6 @@ class StepFlops(_Cost):
                 return text
         if got == expected - attention * pairs // 2:
             return say("A pair costs 4 FLOP for each dimension: 2 for q . k, and 2 for weight times value.")
-        if got == expected - attention * pairs:
-            return say("The attention itself is missing: q . k, and weights times values.")
         fewer_heads = s.num_attention_heads - s.num_key_value_heads
         if got == expected - attention * pairs * fewer_heads // s.num_attention_heads:
             return say("Heads that share K and V still each compute their own scores: count num_attention_heads here.")
@@ -472,6 +487,12 @@ class StepBytes(_Cost):
         if got == expected + kv * sum(new * (computed + new) - computed - new for new, computed in step):
             return say("The new tokens of one sequence are computed together: its K and V are read once, not once for "
                        "each.")
+        if got == self.Oracle().step_bytes(op[1], step, 2):
+            return say("dtype_bytes says how many bytes a number has; here it is {size}, not 2.", size=size)
+        if got == expected - s.vocab_size * s.hidden_size * size:
+            return say("The head is read, too: vocab_size x hidden_size numbers.")
+        if 2 * got == 2 * expected - kv * sum(map(sum, step)):
+            return say("Both K and V are moved; kv_bytes_per_token counts both.")
         if got * size == expected or got == expected * size:
             return say("Count entries, times dtype_bytes, once. kv_bytes_per_token(dtype_bytes) is in bytes already.")
         if got == expected + s.vocab_size * s.hidden_size * size - rows:
@@ -527,8 +548,6 @@ class Roofline(_Cost):
     def explain(self, op, expected, got):
         if op[0] == "attainable_flops":
             gpu = GPU_TABLE[op[1]]
-            if close(max(gpu.peak_flops, op[2] * gpu.bandwidth), got):
-                return say("Both limits hold at once, so the lower one counts.")
             if close(op[2] * gpu.bandwidth, got):
                 return say("There is a roof: no more than peak_flops.")
             if close(gpu.peak_flops, got):
