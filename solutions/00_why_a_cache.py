@@ -396,8 +396,8 @@ for num_tokens in (1, 1000, 32_000):
 # %%
 from kvlab.sizing import ModelShape
 
-TINY = ModelShape(vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=3, num_attention_heads=4,
-                  num_key_value_heads=1, head_dim=2)  # fmt: skip
+TINY = ModelShape(vocab_size=10, hidden_size=5, intermediate_size=6, num_hidden_layers=3, num_attention_heads=4,
+                  num_key_value_heads=1, head_dim=3)  # fmt: skip
 print("weights in the layers' matrices:", TINY.num_layer_weights)
 print("weights in the head, vocab_size x hidden_size:", TINY.vocab_size * TINY.hidden_size)
 print("bytes of K and V for one token, all layers:", TINY.kv_bytes_per_token(2))
@@ -411,8 +411,8 @@ print("bytes of K and V for one token, all layers:", TINY.kv_bytes_per_token(2))
 #    before it, and at itself. One token looking at one token is a *pair*. A pair costs 2 FLOP for each of the head_dim
 #    numbers in q · k, and 2 more for each in weight times value.
 #
-# Count `[(3, 0)]` on `TINY` before you go on. The pairs: 1 + 2 + 3 = 6. Matrices: 2 · 456 · 3 = 2736. The head: 2 · 40.
-# Attention: 4 · 3 layers · 4 heads · 2 numbers · 6 pairs = 576. In all 3392.
+# Count `[(3, 0)]` on `TINY` before you go on. The pairs: 1 + 2 + 3 = 6. Matrices: 2 · 720 · 3 = 4320. The head: 2 · 50.
+# Attention: 4 · 3 layers · 4 heads · 3 numbers · 6 pairs = 864. In all 5284.
 
 # %% ex="step_flops"
 def step_flops(shape, step):

@@ -11,7 +11,7 @@ from kvlab.sizing import MODELS, ModelShape
 
 LAB = LabInfo(title=say("Why a cache"), sections="L33 0, 3.4; PAV 1")
 
-SHAPES = MODELS | {"TINY": ModelShape(10, 4, 6, 3, 4, 1, 2)}
+SHAPES = MODELS | {"TINY": ModelShape(10, 5, 6, 3, 4, 1, 3)}
 GPU_TABLE = GPUS | {"TOY": GPU(1000.0, 10.0, 10_000)}
 HALVES = st.integers(-6, 6).map(lambda i: i / 2)
 STEPS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=3)
@@ -413,6 +413,10 @@ class StepFlops(_Cost):
                 return text
         if got == expected - attention * pairs // 2:
             return say("A pair costs 4 FLOP for each dimension: 2 for q . k, and 2 for weight times value.")
+        wide, hidden = s.num_attention_heads * s.head_dim, s.hidden_size
+        if got * wide == expected * wide - attention * pairs * (wide - hidden):
+            return say("A query has head_dim numbers in each of num_attention_heads heads; together they need not be "
+                       "hidden_size.")
         fewer_heads = s.num_attention_heads - s.num_key_value_heads
         if got == expected - attention * pairs * fewer_heads // s.num_attention_heads:
             return say("Heads that share K and V still each compute their own scores: count num_attention_heads here.")
@@ -484,6 +488,8 @@ class StepBytes(_Cost):
         if got == expected - kv * sum(computed for _, computed in step):
             return say("The K and V of all tokens computed before are read: this is what the cache costs at every "
                        "step.")
+        if got == expected + kv * sum(map(sum, step)) * (s.num_attention_heads // s.num_key_value_heads - 1):
+            return say("Only num_key_value_heads heads have K and V; kv_bytes_per_token counts those.")
         if got == expected + kv * sum(new * (computed + new) - computed - new for new, computed in step):
             return say("The new tokens of one sequence are computed together: its K and V are read once, not once for "
                        "each.")

@@ -4,8 +4,8 @@ from kvlab.primer import GPU, GPUS, Cache
 from kvlab.sizing import MODELS, ModelShape
 
 SHAPES = MODELS | {
-    "TINY": ModelShape(vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=3, num_attention_heads=4,
-                       num_key_value_heads=1, head_dim=2),
+    "TINY": ModelShape(vocab_size=10, hidden_size=5, intermediate_size=6, num_hidden_layers=3, num_attention_heads=4,
+                       num_key_value_heads=1, head_dim=3),
 }  # fmt: skip
 GPU_TABLE = GPUS | {"TOY": GPU(peak_flops=1000.0, bandwidth=10.0, memory=10_000)}
 VOCAB = 29
