@@ -12,7 +12,7 @@ The decoder here is lists of floats, slow and small; the costs are of real model
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvlab.sizing import GB, ModelShape
@@ -38,6 +38,17 @@ def attend(q: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vecto
     return [sum(w * v[i] for w, v in zip(weights, values, strict=True)) / total for i in range(len(values[0]))]
 
 
+def attend_next(layer: dict[str, Matrix], x: Vector, keys: list[Vector], values: list[Vector]) -> Vector:
+    """What one attention layer finds for the next position; appends that position's K and V (one head, L33 3.4).
+
+    layer: matrices "q", "k", "v", each [dim][dim]. x: the position's input, [dim]. keys, values: of all positions
+    before it, in order; nothing else of them is needed, and nothing but K and V of this one will be.
+    """
+    keys.append(matvec(layer["k"], x))
+    values.append(matvec(layer["v"], x))
+    return attend(matvec(layer["q"], x), keys, values)  # causal: later positions are not there yet
+
+
 @dataclass
 class Cache:
     """K and V of every position computed so far: keys[layer][position], values[layer][position]."""
@@ -54,9 +65,11 @@ class ToyDecoder:
     """Attention layers with random weights, one head, no MLP; K and V of a token depend on all tokens before it.
 
     num_projected: tokens for which q, k and v have been computed, each layer counted once: the work done.
+    step: what a layer does for one position; any function with the interface of attend_next.
     """
 
-    def __init__(self, vocab_size: int = 29, dim: int = 8, num_layers: int = 2, max_len: int = 64, seed: int = 0):
+    def __init__(self, vocab_size: int = 29, dim: int = 8, num_layers: int = 2, max_len: int = 64, seed: int = 0,
+                 step: Callable[..., Vector] = attend_next):  # fmt: skip
         rng = random.Random(seed)
         draw = lambda rows: [[rng.gauss(0, 1) for _ in range(dim)] for _ in range(rows)]  # noqa: E731
         self.vocab_size, self.max_len = vocab_size, max_len
@@ -64,7 +77,7 @@ class ToyDecoder:
         # Rows of one length: else the longest wins every time, and all prompts end in the same token.
         self.head = [[w / math.hypot(*row) for w in row] for row in draw(vocab_size)]
         self.layers = [{name: draw(dim) for name in ("q", "k", "v")} for _ in range(num_layers)]
-        self.num_projected = 0
+        self.step, self.num_projected = step, 0
 
     def forward(self, tokens: Sequence[int], cache: Cache) -> Vector:
         """Logits [vocab_size] after the last of `tokens`, which follow those in `cache`; appends their K and V to it.
@@ -81,9 +94,7 @@ class ToyDecoder:
         for position, token in enumerate(tokens, start):
             x = [a + b for a, b in zip(self.embedding[token], self.positions[position], strict=True)]
             for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-                keys.append(matvec(layer["k"], x))
-                values.append(matvec(layer["v"], x))
-                found = attend(matvec(layer["q"], x), keys, values)  # causal: later positions are not there yet
+                found = self.step(layer, x, keys, values)
                 x = [math.tanh(a + b) for a, b in zip(x, found, strict=True)]
                 self.num_projected += 1
         return matvec(self.head, x)
@@ -186,6 +197,20 @@ def step_seconds(gpu: GPU, shape: ModelShape, step: Step, dtype_bytes: int = 2) 
     """The least time of a step: arithmetic and memory overlap, the slower one counts. Real steps take longer."""
     flops, moved = step_flops(shape, step), step_bytes(shape, step, dtype_bytes)
     return max(flops / gpu.peak_flops, moved / gpu.bandwidth)
+
+
+def batch_for_balance(gpu: GPU, shape: ModelShape, computed: int, dtype_bytes: int = 2) -> int | None:
+    """The fewest decodes, each with `computed` tokens before it, whose step reaches the GPU's balance; None: no batch.
+
+    B decodes do B x f FLOP and move W + B x b bytes: the weights' W is shared, the b of each one's K/V is not. So the
+    intensity never passes f / b, however large B is (L33 3.4).
+    """
+    one, two = ([(1, computed)] * n for n in (1, 2))
+    flops = step_flops(shape, one)
+    own = step_bytes(shape, two, dtype_bytes) - step_bytes(shape, one, dtype_bytes)
+    shared = step_bytes(shape, one, dtype_bytes) - own
+    spare = flops - gpu.balance * own  # FLOP that each decode brings beyond what its own bytes need
+    return math.ceil(gpu.balance * shared / spare) if spare > 0 else None
 
 
 def _checked(step: Step) -> Step:

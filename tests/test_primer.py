@@ -5,11 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.primer import (
+    GPU,
     GPUS,
     Cache,
     ToyDecoder,
     attainable_flops,
     attend,
+    attend_next,
+    batch_for_balance,
     decode_with_cache,
     decode_without_cache,
     intensity,
@@ -52,6 +55,21 @@ def test_attention_by_hand():
     assert attend([0.0, 0.0], [[1.0, 2.0], [3.0, 4.0]], [[1.0], [3.0]]) == [2.0]  # all alike: the mean
     (value,) = attend([1000.0], [[1.0], [0.0]], [[5.0], [7.0]])  # no overflow, and only the first counts
     assert value == 5.0
+
+
+def test_a_decoder_takes_another_step():
+    """What the step finds reaches the logits, and the step sees K and V of all positions before."""
+    seen = []
+
+    def watched(layer, x, keys, values):
+        seen.append(len(keys))
+        return attend_next(layer, x, keys, values)
+
+    model = ToyDecoder(num_layers=2, step=watched)
+    assert model.forward([3, 1, 4], Cache()) == ToyDecoder(num_layers=2).forward([3, 1, 4], Cache())
+    assert seen == [0, 0, 1, 1, 2, 2]
+    deaf = ToyDecoder(step=lambda layer, x, keys, values: keys.append(x) or values.append(x) or [0.0] * len(x))
+    assert deaf.forward([3, 1, 4], Cache()) != model.forward([3, 1, 4], Cache())
 
 
 # ---- the costs, counted one by one
@@ -114,6 +132,26 @@ def test_prefill_is_limited_by_arithmetic_and_decode_by_memory():
     assert step_seconds(gpu, shape, decode) == step_bytes(shape, decode) / gpu.bandwidth
     assert attainable_flops(gpu, gpu.balance) == pytest.approx(gpu.peak_flops)
     assert attainable_flops(gpu, gpu.balance / 2) == pytest.approx(gpu.peak_flops / 2)
+
+
+@given(peak=st.integers(1, 400), computed=st.integers(0, 9), heads=st.sampled_from([(1, 1), (4, 2), (6, 1)]))
+def test_the_batch_that_reaches_the_balance_is_the_first_one_that_does(peak, computed, heads):
+    shape, gpu = ModelShape(31, 12, 20, 2, *heads, head_dim=4), GPU(float(peak), 4.0, 0)
+    found = batch_for_balance(gpu, shape, computed)
+    reaches = lambda n: intensity(shape, [(1, computed)] * n) >= gpu.balance  # noqa: E731
+    if found is None:
+        assert not reaches(3000)
+    else:
+        assert found > 3000 or reaches(found)
+        assert found == 1 or not reaches(min(found, 3000) - 1)
+
+
+def test_full_heads_never_fill_an_h100_and_grouped_ones_do_while_contexts_are_short():
+    gpu = GPUS["H100"]
+    assert batch_for_balance(gpu, model_shape("Llama-2-7B"), 128) is None
+    found, shape = batch_for_balance(gpu, model_shape("Llama-3-8B"), 128), model_shape("Llama-3-8B")
+    assert intensity(shape, [(1, 128)] * (found - 1)) < gpu.balance <= intensity(shape, [(1, 128)] * found)
+    assert batch_for_balance(gpu, model_shape("Llama-3-8B"), 1024) is None
 
 
 @pytest.mark.parametrize(

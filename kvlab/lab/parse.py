@@ -18,13 +18,16 @@ EXERCISE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 HEADER = re.compile(r"# %%(?:[ \t].*)?$")
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 LIKE_A_MARKER = re.compile(r"#\s*(?:BEGIN|END)\s+SOLUTION", re.I)
-KEYS = {"ex", "check", "lang"}
+KEYS = {"ex", "check", "lang", "fold"}
 OF_JUPYTEXT = {"lines_to_next_cell", "cell_marker"}  # how the source was laid out: no business of the notebook
 
 
 @dataclass(frozen=True)
 class SourceCell:
-    """One cell as written. ex or check: the exercise it belongs to, "" if none. lang: "" is both languages."""
+    """One cell as written. ex or check: the exercise it belongs to, "" if none. lang: "" is both languages.
+
+    fold: "yes" for code that draws or counts and that nobody needs to read; a notebook shows it as one line.
+    """
 
     where: str  # file, cell and line, for messages
     cell_type: str
@@ -32,6 +35,7 @@ class SourceCell:
     ex: str = ""
     check: str = ""
     lang: str = ""
+    fold: str = ""
 
 
 def read_cells(path: Path) -> Iterator[SourceCell]:
@@ -50,7 +54,7 @@ def read_cells(path: Path) -> Iterator[SourceCell]:
         where = f"{path.name}, cell {number}, line {line}"
         found = SourceCell(where, cell.cell_type, cell.source.rstrip())
         if unknown := [key for key in tags if key not in KEYS]:
-            refuse(found, f"{unknown[0]}={tags[unknown[0]]!r} is not known here: use ex=, check= or lang=")
+            refuse(found, f"{unknown[0]}={tags[unknown[0]]!r} is not known here: use ex=, check=, lang= or fold=")
         if not all(isinstance(value, str) for value in tags.values()):
             refuse(found, f'a value is not quoted, as in ex="name": {tags}')
         found = SourceCell(where, found.cell_type, found.source, **tags)
@@ -70,6 +74,8 @@ def _check_cell(cell: SourceCell, previous: SourceCell | None) -> None:
         refuse(cell, "an exercise's cell is a code cell with ex= or check= and nothing else")
     if exercise and not EXERCISE_NAME.fullmatch(exercise):
         refuse(cell, f"exercise {exercise!r}: use small letters, digits and _")
+    if cell.fold and (cell.fold != "yes" or exercise or cell.cell_type != "code"):
+        refuse(cell, 'fold="yes" is for ordinary code cells')
     if cell.lang and cell.lang not in LANGUAGES:
         refuse(cell, f"lang={cell.lang!r} is unknown: use one of {', '.join(LANGUAGES)}")
     if cell.lang == "zh" and not (previous and previous.lang == "en" and previous.cell_type == cell.cell_type):

@@ -72,6 +72,8 @@ class Source:
         elif cell.check:
             name = f"check-{cell.check}"
             metadata = _nbgrader(name, points=self.points[cell.check]) | {"deletable": False, "editable": False}
+        elif cell.fold:
+            metadata = {"jupyter": {"source_hidden": True}}
         made = {"cell_type": cell.cell_type, "metadata": metadata, "source": source}
         if cell.cell_type == "code":
             made |= {"outputs": [], "execution_count": None}

@@ -157,6 +157,14 @@ def test_an_inserted_prose_cell_changes_no_other_id(tmp_path_factory, parts, dat
     assert any(after[:i] + after[i + 1 :] == before for i in range(len(after)))
 
 
+def test_a_folded_cell_is_hidden_and_still_there(tmp_path):
+    path = tmp_path / "07_x.py"
+    path.write_text('# %% fold="yes"\nx = 1\n\n# %%\ny = 2', encoding="utf-8")
+    cells = read_source(path, {}).notebook("en").cells
+    assert [cell["metadata"].get("jupyter") for cell in cells] == [{"source_hidden": True}, None]
+    assert cells[0]["source"] == "x = 1"
+
+
 # --- what is refused -----------------------------------------------------------------------------------------
 
 BEGIN, END = "    ### BEGIN SOLUTION\n", "    ### END SOLUTION"
@@ -197,6 +205,9 @@ def exercise(body: str = SOLVED, check: str = CHECK, name: str = "a") -> str:
         (exercise(f"def f():\n    return [\n{BEGIN}    1\n{END}\n    ]"), "the stub does not parse"),
         ('# %% ex="A b"\nx = 1', "use small letters"),
         ('# %% [markdown] ex="a"\n# x', "is a code cell with ex= or check= and nothing else"),
+        ('# %% fold="no"\nx = 1', 'fold="yes" is for ordinary code cells'),
+        ('# %% [markdown] fold="yes"\n# x', 'fold="yes" is for ordinary code cells'),
+        ('# %% ex="a" fold="yes"\nx = 1', 'fold="yes" is for ordinary code cells'),
         ('# %% ex="a" lang="en"\nx = 1', "is a code cell with ex= or check= and nothing else"),
         ('# %% ex="a" check="a"\nx = 1', "is a code cell with ex= or check= and nothing else"),
         ('# %% exercise="a"\nx = 1', "exercise='a' is not known here"),
