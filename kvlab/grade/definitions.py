@@ -19,10 +19,11 @@ PROVIDED = {"lab", "check", "hint"}  # the child gives stand-ins for these
 
 @dataclass
 class Definitions:
-    """source: (label, text) of each statement to run, in order. missing: names that nobody defines."""
+    """source: (label, text) of each statement to run, in order. missing: names that no cell defines."""
 
     source: list[tuple[str, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)  # names that several cells define: the last one counts
     broken: list[str] = field(default_factory=list)  # syntax errors, told, of cells that seem to define what is missing
 
     @property
@@ -92,7 +93,8 @@ def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
         for i in sorted(wanted)
     ]
     for name in result.missing:
-        result.broken += [message for cell, message in errors if name in cell]
+        result.broken += [m for cell, m in errors if name in cell and m not in result.broken]
+    result.repeated = [name for name in names if len({s.cell for s in statements if name in s.binds}) > 1]
     return result
 
 

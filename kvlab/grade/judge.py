@@ -60,6 +60,9 @@ def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "e
         result.passed = True
     except (_Failure, Lost) as failure:
         result.message = failure.text
+        if repeated := collect(cells, exercise.defines).repeated:
+            result.message = say("{message}\n({names} is defined in more than one cell; the last one counts.)",
+                                 message=result.message, names=", ".join(repeated))  # fmt: skip
     result.seconds = time.perf_counter() - started
     return result
 
@@ -88,9 +91,9 @@ def _not_defined(lab: LabSpec, missing: list[str], broken: list[str]) -> Text:
     if broken:
         return say("the cell that should define {names} has a syntax error: {errors}", names=", ".join(missing),
                    errors="; ".join(broken))  # fmt: skip
-    return say("the notebook does not define {names}. Has its cell been deleted or renamed, or has it not been run? "
-               "`kvlab lab update {lab}` brings the cell back and keeps your answers", names=", ".join(missing),
-               lab=lab.number)  # fmt: skip
+    return say("the notebook does not define {names}. Has the name been changed, the cell been deleted, or has it not "
+               "been run? `kvlab lab update {lab}` brings a deleted cell back and keeps your answers",
+               names=", ".join(missing), lab=lab.number)  # fmt: skip
 
 
 def _play(child: Child, exercise: Exercise, trace: Trace) -> None:

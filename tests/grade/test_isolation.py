@@ -70,7 +70,7 @@ def body(statement):
         ("from kvlab.blocks.table import cdiv as ours\ndef cdiv(a, b): return ours(a, b)", "kvlab's own"),
         ("import kvlab.manager\ncdiv = kvlab.manager.cdiv", "kvlab's own"),
         ("from kvlab.blocks import BlockTable\ndef cdiv(a, b): return len(BlockTable())", "kvlab's own"),
-        ("def cdiv(a, b): return lab.best('Later')(a, b)", "KeyError"),
+        ("def cdiv(a, b): return lab.best('Later')(a, b)", "does your code use a variable"),
         ("from kvlab.blocks import BlockPool\ndef cdiv(a, b): return BlockPool(2).touch([])", "touch is kvlab's own"),
         ("def cdiv(a, b", "syntax error"),
         ("x = 1", "does not define cdiv"),
@@ -113,6 +113,16 @@ def test_prints_without_end_are_kept_short_and_cost_nothing():
 def test_odd_but_right_notebooks_pass(cells):
     result = graded(*cells)
     assert result.passed, result.render()
+
+
+def test_a_name_that_two_cells_define_is_told():
+    assert "more than one cell" in graded(CDIV, "def cdiv(a, b):\n    return 0").render()
+    assert "more than one cell" not in graded("def cdiv(a, b):\n    return 0").render()
+
+
+def test_numpy_is_named_when_an_exercise_imports_it():
+    pytest.importorskip("numpy")
+    assert "plain Python, without numpy" in graded(body("import numpy")).render()
 
 
 def test_state_outside_the_object_is_named():

@@ -3,6 +3,7 @@
 import json
 import sys
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +68,8 @@ def read(tmp_path, monkeypatch):
     (tmp_path / "specs" / "lab_77").mkdir(parents=True)
     (tmp_path / "specs" / "lab_77" / "checks.py").write_text(CHECKS)
     monkeypatch.setattr(yours, "load_lab", lambda number: grade.load_lab(number, tmp_path / "specs"))
+    # The sample has no checks: what is written passes. That a check decides is tested on a real lab below.
+    monkeypatch.setattr(yours, "grade_exercise", lambda spec, name, cells: SimpleNamespace(passed=True))
 
     def write(*cells, name="77_sample.ipynb", metadata=None):
         cells = [{"cell_type": "code", "source": source} for source in (FIRST, *cells)]
@@ -77,6 +80,25 @@ def read(tmp_path, monkeypatch):
     read = lambda *cells, **more: yours.parts_from_notebook(write(*cells, **more))  # noqa: E731
     read.write = write
     return read
+
+
+def test_what_fails_its_check_is_ours(tmp_path):
+    """A queue that hands out the last block first is of its kind, and wrong."""
+    cell = """
+from kvlab.blocks import OutOfBlocks
+
+class FreeQueue(list):
+    num_free_blocks = property(len)
+    def popleft(self): return self.pop()
+    def popleft_n(self, n): return [self.pop() for _ in range(n)]
+    def append_n(self, blocks): self.extend(blocks)
+    def get_all_free_blocks(self): return list(self)
+"""
+    path = tmp_path / "03_mine.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": cell}], "metadata": {}}))
+    parts, found = yours.parts_from_notebook(path)
+    assert not parts.replaced
+    assert whose(found)["free_queue"] == "does not pass its check: kvlab grade says why (exercise free_queue)"
 
 
 def whose(found):
