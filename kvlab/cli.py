@@ -143,6 +143,8 @@ def generate(
         "enable_prefix_caching": False if no_prefix_caching else None,
         "parts": _parts_of(with_) if with_ else None,
     }
+    if options["parts"] and options["parts"].arena:
+        options |= {"reservation": "contiguous", "max_model_len": 512}  # an arena places whole requests, not blocks
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
     with _engine_extra():
         from kvlab import LLM
@@ -173,6 +175,8 @@ def _parts_of(notebooks: list[str]) -> Any:
         for one in found:
             whose = f"yours, {one.name}" if one.is_yours else f"ours: {one.why}"
             notes.print(f"{one.part:18} {whose}", style="green" if one.is_yours else "dim", markup=False)
+    if parts.arena:
+        notes.print("each request reserves 512 consecutive slots, which your arena places (reservation: contiguous)")
     return parts
 
 

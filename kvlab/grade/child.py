@@ -64,9 +64,12 @@ def walls() -> tuple[str, ...]:
 
 
 class Child:
-    """A process with the lab's driver in it. Use it in a `with`."""
+    """A process with the lab's driver in it. Use it in a `with`.
 
-    def __init__(self, exercise: Exercise, lab: LabSpec):
+    uses_numpy: have it there before the fence goes up, which would not let it load.
+    """
+
+    def __init__(self, exercise: Exercise, lab: LabSpec, uses_numpy: bool = False):
         self.exercise = exercise
         self._end = time.monotonic() + 60 + exercise.all_seconds
         self.printed, self.num_dropped = b"", 0
@@ -79,6 +82,7 @@ class Child:
             "cpu_seconds": 120,
             "sys_path": [str(CHECKOUT)],
             "preload": [*PRELOAD, *sorted({t.split(":")[0] for t in (*exercise.ours.values(), *exercise.bars)})],
+            "optional": ["numpy"] if uses_numpy else [],
             "driver": exercise.driver,
             "driver_path": str(lab.driver_path) if lab.driver_path else None,
             "fallback": fallback,

@@ -9,6 +9,7 @@ is tagged with and how often it was copied does not matter.
 
 import ast
 import json
+import re
 import symtable
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            errors.append((cell, f"{getattr(error, 'msg', None) or error}, line {getattr(error, 'lineno', '?')}"))
+            told = f"{getattr(error, 'msg', None) or error}, line {getattr(error, 'lineno', '?')}"
+            errors.append((index, cell, told))
             continue
         statements += [_statement(index, node, text) for node in tree.body]
     names, result = list(names), Definitions()
@@ -77,6 +79,11 @@ def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
             continue
         seen.add((name, before))
         found = next((i for i in reversed(range(before)) if name in statements[i].binds), None)
+        if found is not None and name in names:
+            # The last attempt is what counts, also if it is one with a syntax error: an older one is no answer.
+            attempts = [told for index, cell, told in errors if index > statements[found].cell and _defines(cell, name)]
+            if attempts:
+                found, result.broken = None, result.broken + attempts[-1:]
         if found is None:
             if name in names:
                 result.missing.append(name)
@@ -93,9 +100,14 @@ def collect(cells: Sequence[str], names: Iterable[str]) -> Definitions:
         for i in sorted(wanted)
     ]
     for name in result.missing:
-        result.broken += [m for cell, m in errors if name in cell and m not in result.broken]
+        result.broken += [told for _, cell, told in errors if name in cell and told not in result.broken]
     result.repeated = [name for name in names if len({s.cell for s in statements if name in s.binds}) > 1]
     return result
+
+
+def _defines(cell: str, name: str) -> bool:
+    """Whether a cell that cannot be parsed looks as if it were to define `name`."""
+    return re.search(rf"^(?:def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", cell, re.M) is not None
 
 
 def without_magics(cell: str) -> str:

@@ -7,6 +7,7 @@ traces that fail are shrunk by hypothesis, on examples that are the same at ever
 """
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def _grade(exercise: Exercise, lab: LabSpec, cells: Sequence[str], result: Resul
     if name := copied_from_ours(found.text, exercise.ours):
         raise _Failure(say("this is kvlab's own {name}, copied: it earns nothing. Build your own; hint(\"{exercise}\") "
                            "helps", name=name, exercise=exercise.name))  # fmt: skip
-    with Child(exercise, lab) as child:
+    with Child(exercise, lab, uses_numpy=re.search(r"\bnumpy\b", found.text) is not None) as child:
         try:
             loaded = child.load(found.source)
             if isinstance(loaded, Raised):
@@ -189,7 +190,7 @@ def _expected(expected: Any) -> object:
     if isinstance(expected, Exception):
         return say("{name} raised", name=type(expected).__name__)
     if expected is None:
-        return say("no error, and nothing returned")
+        return say("None, and no error")
     return str(expected) if hasattr(expected, "accepts") else _shown(expected)
 
 

@@ -22,7 +22,7 @@ COUNTED = {
     "free": "blocks given back",
     "fork": "forks",
     "copy": "blocks copied",
-    "touch": "blocks shared or hit",
+    "touch": "blocks shared, hit or reserved",
     "publish": "blocks published",
     "evict": "cached blocks evicted",
     "preempt": "preemptions",

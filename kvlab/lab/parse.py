@@ -111,7 +111,8 @@ def make_stub(cell: SourceCell, title: str) -> str:
             first, text = body[0]
             function = _enclosing_function(tree, begun, first)
             indent = text[: len(text) - len(text.lstrip())]
-            lines.append(f'{indent}raise NotImplementedError("{title}{", " + function if function else ""}")')
+            part = f", {function}" if function not in ("", cell.ex) else ""
+            lines.append(f'{indent}raise NotImplementedError("{title}{part}")')
             begun = 0
         elif begun:
             body += [(number, line)] if line.strip() else []

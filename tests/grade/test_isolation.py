@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -120,9 +121,18 @@ def test_a_name_that_two_cells_define_is_told():
     assert "more than one cell" not in graded("def cdiv(a, b):\n    return 0").render()
 
 
-def test_numpy_is_named_when_an_exercise_imports_it():
+def test_numpy_is_welcome_and_other_compiled_packages_are_named():
     pytest.importorskip("numpy")
-    assert "plain Python, without numpy" in graded(body("import numpy")).render()
+    result = graded("import numpy as np", "def cdiv(a, b):\n    return np.int64(-(-a // b))")
+    assert result.passed, result.render()
+    if find_spec("pandas"):
+        assert "plain Python, or numpy" in graded(body("import pandas")).render()
+
+
+def test_the_last_attempt_counts_also_if_it_has_a_syntax_error():
+    assert "syntax error" in graded(CDIV, "def cdiv(a, b:\n    return 0").render()
+    assert graded(CDIV, "def cdiv(a, b:\n    return 0", CDIV).passed
+    assert graded(CDIV, "cdiv(4, 2").passed, "that is a use of it, not an attempt"
 
 
 def test_state_outside_the_object_is_named():

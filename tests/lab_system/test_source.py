@@ -39,7 +39,7 @@ def test_a_stub_names_lab_exercise_and_function_at_the_indentation_of_the_soluti
     cells = by_id(sample())
     assert cells["num_blocks"]["source"] == '''def num_blocks(num_tokens: int, block_size: int) -> int:
     """Blocks that so many tokens need."""
-    raise NotImplementedError("Lab 03, exercise 1: num_blocks, num_blocks")'''
+    raise NotImplementedError("Lab 03, exercise 1: num_blocks")'''
     lines = cells["free_list"]["source"].split("\n")
     assert [line for line in lines if "raise" in line] == [
         '        raise NotImplementedError("Lab 03, exercise 2: free_list, __init__")',
