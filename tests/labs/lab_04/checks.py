@@ -1,5 +1,6 @@
 """Lab 04, copy-on-write: its exercises."""
 
+import re
 from collections import Counter
 
 from hypothesis import strategies as st
@@ -12,6 +13,11 @@ LAB = LabInfo(title=say("Copy-on-write"), sections="L33 2.4; PAV 3.4", before=("
 
 def cdiv(a, b):
     return (a + b - 1) // b
+
+
+def count(number, what):
+    """1 block, 2 blocks."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 class Books:
@@ -91,6 +97,20 @@ def first_difference(expected, got):
     return (ours[len(theirs)] if len(ours) > len(theirs) else "more").split(" ")[0], ours[-1], theirs[-1]
 
 
+def explain_stranger(got):
+    """For books that show something in a table that is no block: `A = [1, a list]`."""
+    if isinstance(got, str) and (found := re.search(r"[\[ ](an? \w+)[,\]]", got)):
+        return say("The table holds {what} where a block belongs. A table is a list of blocks, not of their ids. And "
+                   "pool.get_new_blocks(1) gives a list of one block: take the block out of it, "
+                   "(new,) = pool.get_new_blocks(1), or extend a table by the list.", what=found[1])  # fmt: skip
+    return None
+
+
+def copied(part):
+    """The two numbers of `copy 3 -> 7`."""
+    return tuple(map(int, re.findall(r"\d+", part)))
+
+
 def explain_books(label):
     if label == "owners":
         return say("ref_cnt must be the number of tables that hold the block: no more, no fewer.")
@@ -105,7 +125,7 @@ def explain_books(label):
 class SharingCost(Exercise):
     """n samples of one prompt, on paper."""
 
-    name, points, minutes, section = "sharing_cost", 2, 10, "L33 2.4"
+    name, points, minutes, section = "sharing_cost", 2, 15, "L33 2.4"
     defines = ("sharing_cost",)
     ours = {"sharing_cost": "kvlab.blocks.branches:sharing_cost"}
     hints = (
@@ -146,17 +166,20 @@ class SharingCost(Exercise):
         _, num_prompt, num_output, n, block_size = op
         if not isinstance(got, list) or len(got) != 3:
             return say("Return three whole numbers: blocks with copying, blocks with sharing, copies.")
+        if not all(type(number) is int for number in got):
+            return say("Blocks are counted in whole numbers: 12, not 12.0. Divide with //, and round up with "
+                       "-(-a // b).")
         if got[0] != expected[0]:
-            return say("With copying, each of the {n} samples holds all blocks of its {tokens} tokens, the last one in "
-                       "part.", n=n, tokens=num_prompt + num_output)  # fmt: skip
+            return say("With copying, each sample ({n} in all) holds every block of its {tokens}, also the last one, "
+                       "full or not.", n=n, tokens=count(num_prompt + num_output, "token"))  # fmt: skip
         if got[2] != expected[2]:
             if num_output == 0:
                 return say("Nobody has written yet, so nothing has been copied: a fork copies nothing.")
             if num_prompt % block_size == 0:
                 return say("The prompt's last block is full: each sample writes its first token into a new block, and "
                            "nothing is copied.")  # fmt: skip
-            return say("The prompt's last block has {n} owners. Each writer but the last takes a copy and leaves; when "
-                       "one owner is left it writes in place.", n=n)  # fmt: skip
+            return say("The prompt's last block has {owners}. Each writer but the last takes a copy and leaves; when "
+                       "one owner is left it writes in place.", owners=count(n, "owner"))  # fmt: skip
         if num_output == 0:
             return say("Before anybody writes, all tables name the same blocks: also the last one, full or not.")
         return say("Shared for good: the blocks that hold nothing but prompt, here {full}. From there on each sample "
@@ -166,7 +189,7 @@ class SharingCost(Exercise):
 class Fork(Exercise):
     """Fork: a child that shares every block."""
 
-    name, points, minutes, section = "fork", 2, 8, "L33 2.4"
+    name, points, minutes, section = "fork", 2, 5, "L33 2.4"
     defines = ("fork",)
     ours = {"fork": "kvlab.blocks.sharing:fork"}
     part = {"fork": "fork"}
@@ -183,6 +206,8 @@ class Fork(Exercise):
         Trace((3,), (("start", "A", 1), ("fork", "A", "B"), ("grow", "A"))),
         Trace((3,), (("start", "A", 2), ("fork", "A", "B"), ("fork", "B", "C"), ("give_back", "A"), ("give_back", "C"),
                      ("give_back", "B"))),
+        Trace((3,), (("start", "A", 2), ("publish", "A", 0), ("fork", "A", "B"), ("give_back", "A"), ("start", "C", 1)),
+              why=say("A published block is shared like any other: the child is one owner more.")),
     )  # fmt: skip
 
     class Oracle(Books):
@@ -193,16 +218,19 @@ class Fork(Exercise):
             new, ops = self.next_name(), super().ops()
             if new:
                 ops += [("fork", name, new) for name in self.tables]
+            ops += [("publish", name, 0) for name, table in self.tables.items() if table[0] not in self.named]
             return ops + [("grow", name) for name in self.tables if self.queue]
 
     def traces(self):
         return walks(self.Oracle, st.tuples(st.integers(1, 6)), max_ops=10)
 
     def describe_init(self, init):
-        return f"a pool of {init[0]} blocks"
+        return f"a pool of {count(init[0], 'block')}"
 
     def explain(self, op, expected, got):
         label, _, yours = first_difference(expected, got)
+        if stranger := explain_stranger(got):
+            return stranger
         if op[0] == "grow":
             return say("A table has grown that should not have: parent and child must be two lists, not one.")
         if isinstance(yours, str) and yours.endswith("returned"):
@@ -269,7 +297,7 @@ class EnsureWritable(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(1, 5)), max_ops=10)
 
     def describe_init(self, init):
-        return f"a pool of {init[0]} blocks"
+        return f"a pool of {count(init[0], 'block')}"
 
     def describe(self, op):
         if op[0] == "ensure_writable":
@@ -284,15 +312,25 @@ class EnsureWritable(Exercise):
                        "block before you touch anything else.")  # fmt: skip
         label, mine, yours = first_difference(expected, got)
         if isinstance(yours, str) and yours.startswith("returned"):
-            return say("Return None, or the pair of blocks (old, new).")
+            return say("Return None, or the pair of blocks (old, new): a tuple of two blocks, not of their ids or of "
+                       "lists.")  # fmt: skip
+        if stranger := explain_stranger(got):
+            return stranger
         if mine == "no copy":
-            return say("This block has one owner and no name: write in place. A copy would cost a block and gain "
-                       "nothing.")
+            return say("The block at index {index} has one owner and no name: write in place. A copy would cost a "
+                       "block and gain nothing.", index=op[2])  # fmt: skip
         if label == "copy" and yours == "no copy":
-            return say("This block may not be written: look at its owners and at its name in the books above.")
+            return say("The block at index {index} may not be written: look at its owners and at its name in the books "
+                       "above.", index=op[2])  # fmt: skip
         if label == "copy":
-            return say("The pair is (old, new): the contents go from the block that was in the table to the one that "
-                       "is there now.")  # fmt: skip
+            (old, new), (source, target) = copied(mine), copied(yours)
+            if (source, target) == (new, old):
+                return say("The pair is (old, new): the contents go from the block that was in the table to the one "
+                           "that is there now.")  # fmt: skip
+            if source != old:
+                return say("At index {index} stands block {old}: that is the one to replace, and the first of the "
+                           "pair. Do you look at `index`?", index=op[2], old=old)  # fmt: skip
+            return say("The second of the pair is the block that the pool has just handed out, here {new}.", new=new)
         if label == "owners":
             return say("The new block has one owner. The old one has one fewer than before: this table has left it.")
         if label == op[1]:
@@ -303,7 +341,7 @@ class EnsureWritable(Exercise):
 class MakeRoom(Exercise):
     """Room for the next tokens, all or nothing."""
 
-    name, points, minutes, section = "make_room", 4, 20, "L33 2.4"
+    name, points, minutes, section = "make_room", 4, 25, "L33 2.4"
     defines = ("make_room",)
     ours = {"make_room": "kvlab.blocks.branches:make_room"}
     driver = "RoomDriver"
@@ -333,6 +371,20 @@ class MakeRoom(Exercise):
               why=say("The published block must be copied, and there is no block for the copy.")),
         Trace((3, 2), (("start", "A", 1), ("grow", "A"), ("write", "A", 2)),
               why=say("A block that is in the table already, empty, need not be taken again.")),
+        Trace((4, 4), (("start", "A", 2), ("share", "A", "B"), ("write", "B", 3)),
+              why=say("A copy and a new block, and both fit: the copy takes its block first.")),
+        Trace((6, 4), (("start", "A", 8), ("share", "A", "B"), ("step_back", "B", 2), ("write", "B", 3)),
+              why=say("The 3 tokens fall into two blocks, and both are shared: each is copied, the lower one first.")),
+        Trace((8, 2), (("start", "A", 6), ("share", "A", "B"), ("step_back", "B", 1), ("write", "B", 7)),
+              why=say("Three shared blocks in the way of the write, and a new one behind them.")),
+        Trace((3, 2), (("start", "A", 4), ("share", "A", "B"), ("step_back", "B", 1), ("write", "B", 2), ("books",)),
+              why=say("Two copies, and one block is free: nothing may change.")),
+        Trace((6, 4), (("start", "A", 12), ("share", "A", "B"), ("step_back", "B", 5), ("write", "B", 2)),
+              why=say("The table reaches further than the write: what no new token falls into stays as it is, before "
+                      "the write and behind it.")),
+        Trace((4, 4), (("start", "A", 9), ("step_back", "A", 2), ("write", "A", 1)),
+              why=say("The table reaches further than the write: no block is missing, and none is too many.")),
+        Trace((8, 2), (("start", "A", 4), ("publish", "A"), ("step_back", "A", 1), ("write", "A", 5))),
     )  # fmt: skip
 
     class Oracle(Books):
@@ -363,6 +415,10 @@ class MakeRoom(Exercise):
             self.dropped(gone[::-1])
             return self.books()
 
+        def step_back(self, name, num_tokens):
+            self.lengths[name] = num_tokens
+            return self.books()
+
         def write(self, name, num_tokens):
             """One position after the other on a copy of the books; they are kept if it came to the end."""
             table, queue, named = list(self.tables[name]), list(self.queue), set(self.named)
@@ -387,7 +443,7 @@ class MakeRoom(Exercise):
         def ops(self):
             new, ops = self.next_name(), []
             if new:
-                ops += [("start", new, n) for n in (1, 3, 4) if cdiv(n, self.block_size) <= len(self.queue)]
+                ops += [("start", new, n) for n in (1, 3, 6) if cdiv(n, self.block_size) <= len(self.queue)]
             for name, length in self.lengths.items():
                 if name not in self.tables:
                     continue
@@ -398,47 +454,62 @@ class MakeRoom(Exercise):
                     ops.append(("publish", name))
                 if length > 1:
                     ops.append(("go_back", name, length - 1))
+                    ops += [("step_back", name, n) for n in sorted({1, length // 2})]
                 if self.queue and len(self.tables[name]) * self.block_size <= length + self.block_size:
                     ops.append(("grow", name))
                 ops.append(("give_back", name))
             return ops
 
     def traces(self):
-        return walks(self.Oracle, st.tuples(st.integers(1, 6), st.integers(1, 4)), max_ops=10)
+        return walks(self.Oracle, st.tuples(st.integers(2, 14), st.integers(1, 4)), max_ops=10)
 
     def describe_init(self, init):
-        return f"a pool of {init[0]} blocks of {init[1]} tokens"
+        return f"a pool of {count(init[0], 'block')} of {count(init[1], 'token')}"
 
     def describe(self, op):
         if op[0] == "write":
-            return f"make_room for {op[2]} more token{'s' * (op[2] > 1)} of {op[1]}"
+            return f"make_room for {count(op[2], 'more token')} of {op[1]}"
         if op[0] == "grow":
             return f"grow({op[1]!r}) by one empty block"
+        if op[0] == "step_back":
+            return f"{op[1]} goes back to {count(op[2], 'token')} and keeps its table"
         return super().describe(op)
 
     def explain(self, op, expected, got):
         label, mine, yours = first_difference(expected, got)
         if isinstance(yours, str) and yours.startswith("returned"):
-            return say("Return the list of pairs (old, new), empty if nothing is to be copied, or None.")
+            return say("Return the list of pairs (old, new), empty if nothing is to be copied, or None. Where the "
+                       "barrier gave None there is no pair.")  # fmt: skip
+        if stranger := explain_stranger(got):
+            return stranger
         if mine == "None":
             return say("It does not fit: copies and new blocks together are more than the pool has free. Return None, "
                        "and change nothing.")  # fmt: skip
         if yours == "None":
-            return say("It fits: what is in the table and writable needs no block, and a full block at the end needs "
-                       "no copy.")  # fmt: skip
+            return say("It fits: one block for each copy and one for each block that is missing, and so many are free. "
+                       "What is in the table and writable needs none, nor does a full block that nothing is written "
+                       "into.")  # fmt: skip
         if expected.startswith("None"):
             return say("None was right, but the books have changed on the way. Count everything before you change "
                        "anything.")  # fmt: skip
         if mine == "no copy":
             return say("No block that this write touches is shared or published: nothing is to be copied.")
-        if label == "copy" and yours.split(" -> ")[0] == mine.split(" -> ")[0]:
-            return say("The pair is (old, new), and the copies take their blocks from the pool before the new blocks "
-                       "do.")
+        pairs, theirs = ([copied(part) for part in told.split("; ") if part.startswith("copy")]
+                         for told in (expected, got))  # fmt: skip
+        if theirs and sorted(pairs) == sorted((old, new) for new, old in theirs):
+            return say("A pair is (old, new): the contents go from the first to the second.")
+        if theirs and sorted(old for old, _ in pairs) == sorted(old for old, _ in theirs):
+            return say("The right blocks are copied, but in another order than asked: first the copies, lowest index "
+                       "first, then the new blocks.")  # fmt: skip
+        if len(theirs) > len(pairs):
+            return say("A block is copied that no new token falls into: the write touches indices start // block_size "
+                       "to (start + num_tokens - 1) // block_size.")  # fmt: skip
         if label == "copy" and expected.split("; ", 1)[-1] == got.split("; ", 1)[-1]:
             return say("The table has a new block now, but you do not say so: return the pair (old, new), or nobody "
                        "moves the contents.")  # fmt: skip
         if label == "copy":
-            return say("A block that this write touches is shared or published. It must be copied before the write.")
+            return say("A block that this write touches is shared or published, and it has not been copied. A write "
+                       "may touch several that are in the table: look at each.")  # fmt: skip
         if label == op[1]:
             return say("The table must cover all positions up to the last new token, with no block more than that "
                        "needs.")
@@ -448,7 +519,7 @@ class MakeRoom(Exercise):
 class BeamStep(Exercise):
     """One step of a beam search, in tables."""
 
-    name, points, minutes, section = "beam_step", 3, 12, "L33 2.4"
+    name, points, minutes, section = "beam_step", 3, 10, "L33 2.4"
     defines = ("beam_step",)
     ours = {"beam_step": "kvlab.blocks.branches:beam_step"}
     driver = "BeamDriver"
@@ -511,7 +582,8 @@ class BeamStep(Exercise):
         return walks(self.Oracle, init, max_ops=8)
 
     def describe_init(self, init):
-        return f"a pool of {init[0]} blocks of {init[1]} tokens, a prompt of {init[2]} tokens (dots), {init[3]} beams"
+        return (f"a pool of {count(init[0], 'block')} of {count(init[1], 'token')}, a prompt of "
+                f"{count(init[2], 'token')} (dots), {count(init[3], 'beam')}")  # fmt: skip
 
     def describe(self, op):
         return f"beam_step with parents {op[1]}, then each beam writes a letter"
@@ -528,8 +600,8 @@ class BeamStep(Exercise):
                        "tables[parents[i]], in a list of its own, with an owner of its own in every block.")
         held, wanted = int(found.split()[0]), int(counts.split()[0])
         if held > wanted:
-            return say("Held: {held} blocks, though the new tables name {wanted}. Somebody has not been given back.",
-                       held=held, wanted=wanted)  # fmt: skip
+            return say("Held: {held}, though the new tables name {wanted}. Somebody has not been given back.",
+                       held=count(held, "block"), wanted=wanted)  # fmt: skip
         return say("The beams read right, but more was copied than needed: somebody who is gone is still counted as an "
                    "owner.")  # fmt: skip
 
@@ -559,6 +631,9 @@ class Tree(Exercise):
         Trace((4, 4), (("start", "A"), ("write", "A", 9), ("truncate", "A", 0))),
         Trace((5, 4), (("start", "A"), ("write", "A", 8), ("publish", "A"), ("truncate", "A", 6), ("write", "A", 1)),
               why=say("Going back into a published block takes no name away: the barrier copies it before the write.")),
+        Trace((6, 4), (("start", "A"), ("write", "A", 8), ("publish", "A"), ("fork_at", "A", "B", 6),
+                       ("give_back", "A"), ("write", "B", 1)),
+              why=say("A published block is shared like any other: the branch is one owner more.")),
         Trace((6, 2), (("start", "A"), ("write", "A", 5), ("fork_at", "A", "B", 3), ("write", "B", 2),
                        ("truncate", "A", 1), ("write", "A", 1), ("give_back", "B"))),
     )  # fmt: skip
@@ -623,13 +698,13 @@ class Tree(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(4, 12), st.integers(2, 4)), max_ops=10)
 
     def describe_init(self, init):
-        return f"a pool of {init[0]} blocks of {init[1]} tokens"
+        return f"a pool of {count(init[0], 'block')} of {count(init[1], 'token')}"
 
     def describe(self, op):
         if op[0] == "fork_at":
-            return f"{op[2]} = fork_at({op[1]}, {op[3]} tokens)"
+            return f"{op[2]} = fork_at({op[1]}, {count(op[3], 'token')})"
         if op[0] == "truncate":
-            return f"truncate({op[1]}, {op[2]} tokens)"
+            return f"truncate({op[1]}, {count(op[2], 'token')})"
         return super().describe(op)
 
     def explain(self, op, expected, got):
@@ -643,10 +718,10 @@ class Tree(Exercise):
             return say("A `?` is a token that the table no longer leads to. A block that holds only some of the tokens "
                        "that stay must stay too.")  # fmt: skip
         if op[0] == "truncate" and label == op[1]:
-            return say("The table keeps every block that holds at least one of the first {n} tokens, and no other.",
+            return say("The table keeps every block that holds at least one token of the first {n}, and no other.",
                        n=op[2])  # fmt: skip
         if op[0] == "fork_at" and label == op[2]:
-            return say("The branch shares every block that holds at least one of the first {n} tokens, and no other.",
+            return say("The branch shares every block that holds at least one token of the first {n}, and no other.",
                        n=op[3])  # fmt: skip
         if label == "free" and op[0] == "truncate":
             return say("What is cut off goes back to the pool, the last block first, so that a beginning is reused "
@@ -666,8 +741,9 @@ class Gain(Exercise):
         say("Count how often each block appears in the tables that go, and compare with its ref_cnt."),
     )  # fmt: skip
     examples = (
-        Trace((3,), (("start", "A", 2), ("freed_by", "A"))),
-        Trace((3,), (("start", "A", 2), ("share", "A", "B"), ("freed_by", "A"), ("freed_by", "A", "B"), ("books",))),
+        Trace((3,), (("start", "A", 2), ("freed_by", "A"), ("books",))),
+        Trace((3,), (("start", "A", 2), ("share", "A", "B"), ("freed_by", "A"), ("books",),
+                     ("freed_by", "A", "B"), ("books",))),
         Trace((4,), (("start", "A", 1), ("share", "A", "B"), ("grow", "A"), ("grow", "B"), ("share", "B", "C"),
                      ("freed_by", "A"), ("freed_by", "A", "B"), ("freed_by", "B", "C"), ("freed_by", "A", "B", "C"))),
         Trace((2,), (("start", "A", 1), ("freed_by",))),
@@ -690,7 +766,7 @@ class Gain(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(1, 6)), max_ops=10)
 
     def describe_init(self, init):
-        return f"a pool of {init[0]} blocks"
+        return f"a pool of {count(init[0], 'block')}"
 
     def describe(self, op):
         if op[0] == "freed_by":
@@ -699,7 +775,7 @@ class Gain(Exercise):
 
     def explain(self, op, expected, got):
         if op[0] == "books":
-            return say("Asking must not change the books.")
+            return say("Asking must not change the books: count, and give nothing back.")
         if isinstance(got, int) and got > expected:
             return say("Too many: a block that somebody else holds too, or one that you have counted twice, brings "
                        "nothing.")
@@ -735,7 +811,7 @@ class Cut:
 class CopyBatches(Exercise):
     """Which copies may be made at once."""
 
-    name, points, minutes, section, stretch = "copy_batches", 2, 12, "L33 2.4", True
+    name, points, minutes, section, stretch = "copy_batches", 2, 15, "L33 2.4", True
     defines = ("copy_batches",)
     ours = {"copy_batches": "kvlab.blocks.branches:copy_batches"}
     hints = (
@@ -781,8 +857,8 @@ class CopyBatches(Exercise):
         return {
             "form": say("Return a list of batches, each a list of (source, target)."),
             "order": say("Every copy must be in exactly one batch, and the order must stay."),
-            "hazard": say("In one batch a copy reads or writes a block that the same batch writes: at once and one "
-                          "after the other would differ."),
+            "hazard": say("In one batch a copy reads a block that an earlier one of the batch writes, or two copies "
+                          "write one block, in no particular order: at once and one after the other would differ."),
             "long": say("These are more batches than needed: cut only where two copies of a batch would get in each "
                         "other's way."),
         }.get(expected.problem(got))  # fmt: skip

@@ -38,6 +38,20 @@ class PlainBlock(KVCacheBlock):
         raise AttributeError("is_writable is kvlab's own rule: in this exercise you say when a block may be written")
 
 
+def told_entry(entry):
+    """What a table names at one index: a block id, or, if that is no block, what it is."""
+    if isinstance(entry, KVCacheBlock):
+        return str(entry.block_id)
+    kind = type(entry).__name__
+    return f"a{'n' * (kind[0] in 'aeiou')} {kind}"
+
+
+def told_copy(pair):
+    if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(block, KVCacheBlock) for block in pair):
+        return f"copy {pair[0].block_id} -> {pair[1].block_id}"
+    return f"returned {pair!r}"
+
+
 class World:
     def __init__(self, student, num_blocks):
         self.student = student
@@ -49,7 +63,7 @@ class World:
         return BlockPool(num_blocks + 1, prefix_index=self.names)
 
     def told(self, name):
-        return f"{name} = {[block.block_id for block in self.tables[name]]}"
+        return f"{name} = [{', '.join(map(told_entry, self.tables[name]))}]"
 
     def books(self):
         parts = [self.told(name) for name in sorted(self.tables)]
@@ -99,15 +113,8 @@ class BarrierDriver(World):
             block.__class__ = PlainBlock
 
     def ensure_writable(self, name, index):
-        return f"{told_copy(self.student.ensure_writable(self.pool, self.tables[name], index))}; {self.books()}"
-
-
-def told_copy(pair):
-    if pair is None:
-        return "no copy"
-    if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(block, KVCacheBlock) for block in pair):
-        return f"copy {pair[0].block_id} -> {pair[1].block_id}"
-    return f"returned {pair!r}"
+        pair = self.student.ensure_writable(self.pool, self.tables[name], index)
+        return f"{'no copy' if pair is None else told_copy(pair)}; {self.books()}"
 
 
 class RoomDriver(World):
@@ -138,6 +145,11 @@ class RoomDriver(World):
         keep = cdiv(num_tokens, self.block_size)
         self.pool.free_blocks(reversed(self.tables[name][keep:]))
         del self.tables[name][keep:]
+        self.lengths[name] = num_tokens
+        return self.books()
+
+    def step_back(self, name, num_tokens):
+        """Fewer tokens, the same table: as after drafts that were not accepted."""
         self.lengths[name] = num_tokens
         return self.books()
 
@@ -196,6 +208,8 @@ class BeamDriver:
         tables = self.student.beam_step(self.pool, self.tables, list(parents))
         if not isinstance(tables, list) or not all(isinstance(table, list) for table in tables):
             return "not a list of tables"
+        if strangers := [entry for table in tables for entry in table if not isinstance(entry, KVCacheBlock)]:
+            return f"a table with {told_entry(strangers[0])} in it"
         self.tables, copied = tables, 0
         for i, table in enumerate(tables):
             copied += self.pool.write(table, self.num_tokens, "abcdef"[i], self.block_size)
@@ -238,6 +252,8 @@ class TreeDriver(World):
         made = self.student.fork_at(self.pool, self.tables[parent], num_tokens, self.block_size)
         if not isinstance(made, list):
             return f"a {type(made).__name__} returned"
+        if strangers := [entry for entry in made if not isinstance(entry, KVCacheBlock)]:
+            return f"a table with {told_entry(strangers[0])} in it returned"
         self.tables[child], self.lengths[child] = made, num_tokens
         return self.books()
 

@@ -231,6 +231,8 @@ WRONG = {
         "prompt and output in blocks of their own": _changed(
             _COST, "each = (num_prompt + num_output + block_size - 1) // block_size",
             "each = -(-num_prompt // block_size) + -(-num_output // block_size)"),
+        "floats": _changed(_COST, "each = (num_prompt + num_output + block_size - 1) // block_size",
+                           "each = float(-(-(num_prompt + num_output) // block_size))"),
         "copies counted per block of the prompt": _changed(_COST, "n - 1 if num_prompt % block_size else 0",
                                                            "(n - 1) * (num_prompt // block_size)"),
     },
@@ -245,6 +247,9 @@ WRONG = {
                                                   "touch(blocks[:-1])\n    return list(blocks[:-1])"),
         "copies the books, not the contents": _FORK.replace(
             "    return list(blocks)", "    import copy\n    return [copy.copy(b) for b in blocks]"),
+        "skips published blocks": _changed(_FORK, "touch(blocks)",
+                                          "touch([b for b in blocks if b.block_hash is None])"),
+        "block ids": _changed(_FORK, "list(blocks)", "[block.block_id for block in blocks]"),
         "sets the count to two": _changed(_FORK, "    pool.touch(blocks)\n",
                                           "    for block in blocks:\n        block.ref_cnt = 2\n"),
     },
@@ -270,6 +275,9 @@ def ensure_writable(pool, table, index):
         old.block_hash = None
     if old.ref_cnt == 1 and'''),
         "adds the copy at the end": _changed(_BARRIER, "table[index] = new", "table.append(new)"),
+        "always the last block": _BARRIER.replace("table[index]", "table[-1]"),
+        "a list in the table": _changed(_BARRIER, "pool.get_new_blocks(1)[0]", "pool.get_new_blocks(1)"),
+        "ids in the pair": _changed(_BARRIER, "return old, new", "return old.block_id, new.block_id"),
         "says None when the pool is empty": _changed(
             _BARRIER, "    new = pool", '''    if not pool.get_num_free_blocks():
         return None
@@ -303,6 +311,40 @@ def make_room(pool, table, start, num_tokens, block_size):
                                                           "num_new = -(-num_tokens // block_size)"),
         "raises instead of None": _changed(_ROOM, "        return None\n", "        raise OutOfBlocks('none')\n"),
         "forgets what it copied": _changed(_ROOM, "    return copies", "    return []"),
+        "only the first block is ever copied": _changed(
+            _ROOM, "standing = list(range(first, min(end, len(table))))",
+            "standing = list(range(first, min(end, len(table))))[:1]"),
+        "only the last block is ever copied": _changed(
+            _ROOM, "standing = list(range(first, min(end, len(table))))",
+            "standing = list(range(first, min(end, len(table))))[-1:]"),
+        "fewer than no new blocks": _changed(_ROOM, "num_new = max(0, end - len(table))", "num_new = end - len(table)"),
+        "new blocks first, copies highest first": """
+def make_room(pool, table, start, num_tokens, block_size):
+    first, end = start // block_size, -(-(start + num_tokens) // block_size)
+    standing = [i for i in range(first, min(end, len(table))) if not table[i].is_writable]
+    num_new = max(0, end - len(table))
+    if num_new + len(standing) > pool.get_num_free_blocks():
+        return None
+    table.extend(pool.get_new_blocks(num_new))
+    return [barrier(pool, table, index) for index in reversed(standing)]
+""",
+        "new blocks first": _changed(_ROOM, "    copies = []\n", "    table.extend(pool.get_new_blocks(num_new))\n"
+                                     "    num_new, copies = 0, []\n"),
+        "copies highest first": _changed(_ROOM, "    copies = []\n    for index in standing:",
+                                         "    copies = []\n    for index in reversed(standing):"),
+        "never a copy and a new block at once": _changed(_ROOM, "    if num_new + num_copies >", """
+    if num_new and num_copies:
+        return None
+    if num_new + num_copies >"""),
+        "copies to the end of the table": _changed(_ROOM, "range(first, min(end, len(table)))",
+                                                   "range(first, len(table))"),
+        "counts from the first block of the table": _changed(
+            _ROOM, "    for index in standing:\n        if not",
+            "    for index in range(min(end, len(table))):\n        if not"),
+        "None among the pairs": _changed(_ROOM, "        if pair is not None:\n            copies.append(pair)",
+                                         "        copies.append(pair)"),
+        "appends a list": _changed(_ROOM, "table.extend(pool.get_new_blocks(num_new))",
+                                   "table += [pool.get_new_blocks(1) for _ in range(num_new)]"),
         "the old way: only ref_cnt": _changed(_ROOM, "if not table[index].is_writable:",
                                               "if table[index].ref_cnt > 1:"),
     },
@@ -358,9 +400,14 @@ def beam_step(pool, tables, parents):
         "as many beams as before": _changed(
             _BEAM, "    for parent in parents:\n        following.append(share(pool, tables[parent]))",
             "    for i in range(len(tables)):\n        following.append(share(pool, tables[parents[i]]))"),
+        "lists of ids": _changed(_BEAM, "    return following",
+                                 "    return [[block.block_id for block in table] for table in following]"),
         "everybody goes on from the best": _changed(_BEAM, "tables[parent]", "tables[parents[0]]"),
     },
     "branch_and_return": {
+        "skips published blocks": _changed(_TREE, "return share(pool, table[:keep])", """pool.touch(
+        [b for b in table[:keep] if b.block_hash is None])
+    return table[:keep]"""),
         "full blocks only": _changed(_TREE, '''def fork_at(pool, table, num_tokens, block_size):
     keep = (num_tokens + block_size - 1) // block_size''', '''def fork_at(pool, table, num_tokens, block_size):
     keep = num_tokens // block_size'''),
@@ -403,6 +450,15 @@ def truncate(pool, table, num_tokens, block_size):
         "all blocks": "def blocks_freed_by(tables):\n    return sum(len(table) for table in tables)\n",
         "all different blocks": "def blocks_freed_by(tables):\n    return len(set().union(*tables))\n",
         "only blocks with one owner": _changed(_GAIN, "block.ref_cnt == held[block]", "block.ref_cnt == 1"),
+        "gives up what it counts": '''
+def blocks_freed_by(tables):
+    freed = 0
+    for table in tables:
+        for block in table:
+            block.ref_cnt -= 1
+            freed += block.ref_cnt == 0
+    return freed
+''',
         "counts a block once a table": '''
 def blocks_freed_by(tables):
     blocks = [block for table in tables for block in table]
