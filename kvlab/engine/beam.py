@@ -30,6 +30,7 @@ class BeamSearchOutput:
     """A prompt with its `beam_width` best continuations, best first; none if the search failed, and `error` says why.
 
     memory: blocks held, blocks that copying would have held, copies made.
+    parents: for each step, whom each beam went on from (BeamGroup.parents).
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class BeamSearchOutput:
     prompt_token_ids: list[int]
     sequences: list[BeamSearchSequence] = field(default_factory=list)
     memory: BeamMemory = field(default_factory=BeamMemory)
+    parents: list[list[int]] = field(default_factory=list)
     error: str | None = None
 
 
@@ -44,7 +46,7 @@ def beam_output(request: Request, prompt: str | None, tokenizer: Tokenizer) -> B
     """What the group of the finished `request` found."""
     group = request.group
     output = BeamSearchOutput(request.request_id, prompt, request.prompt_token_ids, memory=group.memory,
-                              error=request.error)  # fmt: skip
+                              parents=group.parents, error=request.error)  # fmt: skip
     for hypothesis in group.finished if group.is_over else ():
         tokens = hypothesis.token_ids
         shown = tokens[:-1] if hypothesis.finish_reason == "stop" else tokens

@@ -7,7 +7,8 @@
     B  [ x3: 0-3   |             ] [     ]
     C  [           ] [ e f g     ]
 
-sliders(draw, ...) redraws any figure as sliders move. Colours are Okabe-Ito's; shared, private, published and new
+picture(figure, alt) shows a figure with words for those who cannot see it; sliders(draw, ...) redraws one as sliders
+move. Colours are Okabe-Ito's; shared, private, published and new
 differ in outline and pattern too, so that a greyscale print can be read.
 """
 
@@ -89,36 +90,48 @@ def _as_tree(tables: Mapping[str, Sequence[int]]) -> list[str]:
     return group(list(tables), 0)
 
 
-def sliders(draw: Callable[..., Any], **ranges: tuple[int, int, int]) -> None:
+def picture(figure: Any, alt: str) -> None:
+    """Show `figure`, with `alt` to be read in its place."""
+    from IPython.display import display
+
+    bundle, metadata = _png(figure, alt)
+    display(bundle, metadata=metadata, raw=True)
+
+
+def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **ranges: tuple[int, int, int]) -> None:
     """A slider for each of `ranges`, (first, last, start), above the figure that draw(**values) returns.
 
-    The figure is drawn anew as a slider moves. In a saved page, where nothing moves, it stands as it was at the start.
+    The figure is drawn anew as a slider moves. It is an output of its own beside the sliders, so a saved page, where
+    nothing moves, still has it.
     """
     from IPython.display import display
 
-    def picture(**values: int) -> bytes:
-        import matplotlib.pyplot as plt
-
-        figure, data = draw(**values), BytesIO()
-        figure.savefig(data, format="png", dpi=110)
-        plt.close(figure)
-        return data.getvalue()
-
-    first = picture(**{name: start for name, (_, _, start) in ranges.items()})
-    source = f"data:image/png;base64,{base64.b64encode(first).decode()}"
-    still = {"text/plain": "a figure with sliders", "text/html": f'<img alt="the figure" src="{source}">'}
+    bundle, metadata = _png(draw(**{name: start for name, (_, _, start) in ranges.items()}), alt)
+    bars = {}
     try:
-        from ipywidgets import Image, IntSlider, VBox
+        from ipywidgets import IntSlider, VBox
     except ImportError:
-        display(still, raw=True)
-        return
-    image = Image(value=first, format="png")
-    bars = {name: IntSlider(start, low, high, description=name) for name, (low, high, start) in ranges.items()}
+        pass
+    else:
+        bars = {name: IntSlider(start, low, high, description=name) for name, (low, high, start) in ranges.items()}
+        note = {"text/plain": "(sliders)", "text/html": "<i>Run this cell, and sliders move the figure.</i>"}
+        display(VBox([*bars.values()])._repr_mimebundle_() | note, raw=True)
+    shown = display(bundle, metadata=metadata, raw=True, display_id=True)
 
     def moved(_: Any) -> None:
-        image.value = picture(**{name: bar.value for name, bar in bars.items()})
+        bundle, metadata = _png(draw(**{name: bar.value for name, bar in bars.items()}), alt)
+        shown.update(bundle, metadata=metadata, raw=True)
 
     for bar in bars.values():
         bar.observe(moved, names="value")
-    # Not an Output widget: what it shows is lost where a page is saved without the state of its widgets.
-    display(VBox([*bars.values(), image])._repr_mimebundle_() | still, raw=True)
+
+
+def _png(figure: Any, alt: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """`figure` as an output and its metadata; the figure is closed."""
+    import matplotlib.pyplot as plt
+
+    data = BytesIO()
+    figure.savefig(data, format="png", dpi=110)
+    plt.close(figure)
+    return ({"image/png": base64.b64encode(data.getvalue()).decode(), "text/plain": alt},
+            {"image/png": {"alt": alt}})  # fmt: skip

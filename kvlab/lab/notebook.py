@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from kvlab import __version__
-from kvlab.grade import Exercise, Result, collect, grade_exercise, load_lab, say
+from kvlab.grade import Definitions, Exercise, Result, collect, grade_exercise, load_lab, say
 from kvlab.grade.text import Text
 
 STUB = 'NotImplementedError("Lab '
@@ -40,6 +40,7 @@ class Lab:
         self._guesses: dict[str, tuple[Any, str]] = {}
         self.results: dict[str, Result] = {}
         self._graded: dict[tuple[str, str], Result] = {}  # by exercise and the source of what it defines
+        self._collected: dict[str, tuple[list[str], Definitions]] = {}  # by exercise: of which cells
         self._show_start()
 
     # ---- exercises
@@ -144,8 +145,8 @@ class Lab:
 
     def _solved(self, exercise: Exercise) -> bool:
         """Whether what the exercise defines is written and passes its check; says so if it is written and does not."""
-        names, cells = self._names(), self._cells()
-        found = collect(cells, exercise.defines)
+        names = self._names()
+        found = self._collect(exercise)
         if found.missing or STUB in found.text or not all(name in names for name in exercise.defines):
             return False
         graded_before = (exercise.name, found.text) in self._graded
@@ -156,11 +157,17 @@ class Lab:
         return result.passed
 
     def _grade(self, exercise: Exercise, afresh: bool = False) -> Result:
-        cells = self._cells()
-        key = exercise.name, collect(cells, exercise.defines).text
+        key = exercise.name, self._collect(exercise).text
         if afresh or key not in self._graded:
-            self._graded[key] = grade_exercise(self.spec, exercise.name, cells, self.lang)
+            self._graded[key] = grade_exercise(self.spec, exercise.name, self._cells(), self.lang)
         return self._graded[key]
+
+    def _collect(self, exercise: Exercise) -> Definitions:
+        """What the exercise defines, looked for once for the same cells: a student's function may ask in a loop."""
+        cells = self._cells()
+        if exercise.name not in self._collected or self._collected[exercise.name][0] != cells:
+            self._collected[exercise.name] = cells, collect(cells, exercise.defines)
+        return self._collected[exercise.name][1]
 
     # ---- reading the notebook
 

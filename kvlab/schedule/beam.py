@@ -69,6 +69,7 @@ class BeamGroup:
 
     leader: the request that was added; it computes the prompt, and the others are forked from it.
     members, scores: best first; scores are summed log-probabilities. finished: best first, at most `width`.
+    parents: for each step so far, whom each living member went on from, as positions among the members before.
     """
 
     def __init__(self, leader: Request, params: BeamSearchParams):
@@ -79,6 +80,7 @@ class BeamGroup:
         self.members = [leader]
         self.scores = [0.0]
         self.finished: list[Hypothesis] = []
+        self.parents: list[list[int]] = []
         self.is_over = False
         self.memory = BeamMemory()
         self.reports: dict[str, dict[int, float]] = {}  # of this step: member's id -> {token: log-probability}
@@ -146,6 +148,7 @@ class BeamGroup:
             self.is_over = True
             return []
         self.scores = [total for total, _, _ in living]
+        self.parents.append([parent for _, parent, _ in living])
         return [(parent, token) for _, parent, token in living]
 
     def place(self, living: Sequence[tuple[int, int]]) -> list[tuple[Request, Request]]:

@@ -126,7 +126,8 @@ class RoomDriver(World):
         self.lengths = {}
 
     def told(self, name):
-        return f"{super().told(name)} with {self.lengths[name]} tokens"
+        length = self.lengths[name]
+        return f"{super().told(name)} with {length} token{'s' * (length != 1)}"
 
     def start(self, name, num_tokens):
         self.lengths[name] = num_tokens
