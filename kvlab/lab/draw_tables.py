@@ -14,6 +14,7 @@ differ in outline and pattern too, so that a greyscale print can be read.
 
 import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
+from html import escape
 from io import BytesIO
 from typing import Any
 
@@ -94,8 +95,7 @@ def picture(figure: Any, alt: str) -> None:
     """Show `figure`, with `alt` to be read in its place."""
     from IPython.display import display
 
-    bundle, metadata = _png(figure, alt)
-    display(bundle, metadata=metadata, raw=True)
+    display(_image(figure, alt), raw=True)
 
 
 def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **ranges: tuple[int, int, int]) -> None:
@@ -106,7 +106,7 @@ def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **rang
     """
     from IPython.display import display
 
-    bundle, metadata = _png(draw(**{name: start for name, (_, _, start) in ranges.items()}), alt)
+    first = _image(draw(**{name: start for name, (_, _, start) in ranges.items()}), alt)
     bars = {}
     try:
         from ipywidgets import IntSlider, VBox
@@ -116,22 +116,22 @@ def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **rang
         bars = {name: IntSlider(start, low, high, description=name) for name, (low, high, start) in ranges.items()}
         note = {"text/plain": "(sliders)", "text/html": "<i>Run this cell, and sliders move the figure.</i>"}
         display(VBox([*bars.values()])._repr_mimebundle_() | note, raw=True)
-    shown = display(bundle, metadata=metadata, raw=True, display_id=True)
+    shown = display(first, raw=True, display_id=True)
 
     def moved(_: Any) -> None:
-        bundle, metadata = _png(draw(**{name: bar.value for name, bar in bars.items()}), alt)
-        shown.update(bundle, metadata=metadata, raw=True)
+        shown.update(_image(draw(**{name: bar.value for name, bar in bars.items()}), alt), raw=True)
 
     for bar in bars.values():
         bar.observe(moved, names="value")
 
 
-def _png(figure: Any, alt: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """`figure` as an output and its metadata; the figure is closed."""
+def _image(figure: Any, alt: str) -> dict[str, str]:
+    """`figure` as an output; the figure is closed. HTML, because a saved page keeps no words beside a bare PNG."""
     import matplotlib.pyplot as plt
 
     data = BytesIO()
     figure.savefig(data, format="png", dpi=110)
     plt.close(figure)
-    return ({"image/png": base64.b64encode(data.getvalue()).decode(), "text/plain": alt},
-            {"image/png": {"alt": alt}})  # fmt: skip
+    source = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    html = f'<img alt="{escape(alt)}" style="max-width:100%" src="{source}">'
+    return {"text/plain": alt, "text/html": html}

@@ -6,7 +6,7 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
-from kvlab.lab.draw_tables import draw_tables, sliders  # noqa: E402
+from kvlab.lab.draw_tables import draw_tables, picture, sliders  # noqa: E402
 
 
 def boxes(tables):
@@ -36,9 +36,20 @@ def test_a_shared_box_says_how_many_share_it():
     assert "block 1  ×3" in boxes({"A": [1, 2], "B": [1], "C": [1, 3]})[1]
 
 
-def test_a_slider_redraws_and_a_saved_page_has_a_picture(monkeypatch):
+class Shown(list):
+    """Stands for IPython's display; update() is told as well."""
+
+    def __call__(self, bundle, raw, display_id=None):
+        self.append(bundle)
+        return self
+
+    def update(self, bundle, raw):
+        self[-1] = bundle
+
+
+def test_a_slider_redraws_and_a_saved_page_has_the_picture(monkeypatch):
     widgets = pytest.importorskip("ipywidgets")
-    shown, drawn, made = [], [], []
+    shown, drawn, made = Shown(), [], []
 
     class Slider(widgets.IntSlider):
         def __init__(self, *args, **kwargs):
@@ -46,13 +57,26 @@ def test_a_slider_redraws_and_a_saved_page_has_a_picture(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(widgets, "IntSlider", Slider)
-    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    monkeypatch.setattr("IPython.display.display", shown)
 
     def draw(step):
         drawn.append(step)
-        return pyplot.figure()
+        return pyplot.figure(figsize=(step, 1))
 
-    sliders(draw, step=(0, 5, 2))
+    sliders(draw, alt="a <row>", step=(1, 5, 2))
+    bars, first = shown
+    assert "application/vnd.jupyter.widget-view+json" in bars
+    assert "application/vnd.jupyter.widget-view+json" not in first, "a page without widgets would drop the picture"
+    assert first["text/html"].startswith('<img alt="a &lt;row&gt;"')
     made[0].value = 4
-    assert drawn == [2, 4]
-    assert shown[0]["text/html"].startswith("<img")
+    assert drawn == [2, 4] and len(shown) == 2
+    assert shown[1]["text/html"] != first["text/html"]
+
+
+def test_a_picture_has_words_and_is_closed(monkeypatch):
+    shown = Shown()
+    monkeypatch.setattr("IPython.display.display", shown)
+    before = pyplot.get_fignums()
+    picture(pyplot.figure(), "four tables")
+    assert shown[0]["text/plain"] == "four tables" and 'alt="four tables"' in shown[0]["text/html"]
+    assert pyplot.get_fignums() == before
