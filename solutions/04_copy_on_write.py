@@ -311,8 +311,8 @@ print("B reads:", " ".join(sheet.read(B, 11)))
 # have changed after the no? How many blocks are free then, and how many owners has the shared block?
 
 # %%
-lab.predict("free after the no", None, unit="blocks")
-lab.predict("owners after the no", None, unit="owners")
+lab.predict("free blocks after the no", None)
+lab.predict("owners after the no", None)
 
 # %% [markdown]
 # So count everything first. The copies are part of the count. From here on `block.is_writable` is yours to use: it is
@@ -360,7 +360,7 @@ A = pool.get_new_blocks(1)
 B = lab.best("fork")(pool, A)
 answer = lab.best("make_room")(pool, B, 2, 3, 4)
 print("room for 3 tokens behind 2:", answer, "  B =", [block.block_id for block in B])
-lab.compare("free after the no", pool.get_num_free_blocks())
+lab.compare("free blocks after the no", pool.get_num_free_blocks())
 lab.compare("owners after the no", A[0].ref_cnt)
 
 # %% [markdown]
@@ -673,9 +673,8 @@ play.say("A", "boat")
 play.keep("A goes back to word 2, writes “boat”")
 
 picture(draw_moments(play.moments, height=3),
-        "Four moments of the tree. B writes into block 4, a copy of block 2; C shares B's "
-        "words and takes blocks of its own; A goes back and writes into block 7, a copy of "
-        "block 1.")
+        "Four moments of the tree. B writes into block 4, a copy of block 2; C into "
+        "block 5, a copy of block 4; A goes back and writes into block 7, a copy of block 1.")
 
 # %% [markdown]
 # **What to look at.** B branches off in the middle of block 2, which is *full*. B's first word costs a copy: block 4.
@@ -756,7 +755,7 @@ claim("L33 2.4", "at the fork no K/V is copied, and ref_cnt is 4",
 table_bytes = 4 * len(prompt)  # 4 bytes a block
 claim("L33 2.4", "a branch costs some tens of bytes of table",
       f"{table_bytes} bytes for 1000 tokens", "holds" if table_bytes < 100 else
-      f"contradicted here; holds up to {100 // 4 * 16} tokens, where it is 100 bytes")
+      f"holds up to {100 // 4 * 16} tokens, where it is 100 bytes")
 
 copies = {p: serve([range(p)], 4, 24, 80)[1].num_copy_on_writes for p in (1000, 992)}
 claim("L33 2.4", "the writer copies the one block it changes",
