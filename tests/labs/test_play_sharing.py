@@ -76,3 +76,19 @@ def test_a_search_played_again_gives_the_account_of_the_engine(monkeypatch, torc
     memory = search.memory
     assert (held, copying, num_copies) == (memory.sum_blocks, memory.sum_blocks_copying, memory.num_copies)
     assert num_copies > 0
+
+
+def test_lab_best_follows_the_cells_and_reads_them_once(monkeypatch):
+    """A student's function may ask lab.best in a loop: the cells are not searched anew each time."""
+    from kvlab.lab import notebook
+
+    searches, collect = [], notebook.collect
+    monkeypatch.setattr(notebook, "collect", lambda *args: searches.append(args) or collect(*args))
+    source = "def fork(pool, blocks):\n    pool.touch(blocks)\n    return list(blocks)"
+    cells, names = [source], {}
+    exec(source, names)
+    lab = notebook.Lab("04", cells=cells, names=names)
+    assert [lab.best("fork") for _ in range(5)] == [names["fork"]] * 5
+    assert len(searches) == 1
+    cells.append("def fork(pool, blocks):\n    return blocks")
+    assert lab.best("fork") is fork, "ours: what was run last does not pass"
