@@ -3,6 +3,7 @@
     shot = snapshot(pool, tables, "B ends")      what there is to see of a pool, as plain values
     draw_pool(ax, shot)                          one square a block: owner, owners' number, name; the queue beneath
     draw_queue, draw_address, draw_states        a linked queue; a token's way to its slot; a block's three states
+    draw_layout(ax, numbers, title, per_load)    the first numbers of a block, and whose each is
     player(frames, draw)                         a slider over frames; without a live kernel, one line of text
 
 Who owns a block is told by letter, what state it is in by outline and hatch; colour only helps.
@@ -148,6 +149,24 @@ def draw_states(ax: Any) -> None:
     ax.annotate("", (5.2, 0.93), (4.7, 0.93), arrowprops=loop)
     ax.text(4.95, 0.3, "touch: one owner more;  free_blocks: one fewer", ha="center", va="center", fontsize=9)
     _bare(ax, (0, 9.9), (0.1, 2.9))
+
+
+def draw_layout(ax: Any, numbers: Sequence[tuple[int, int]], title: str, per_load: int) -> None:
+    """Numbers in the order of memory, each with its token; a thick frame is one load of `per_load` numbers.
+
+    numbers: (token, head) of each. Beneath a frame stand the heads that it reads.
+    """
+    shades = ("#FFFFFF", "#E69F00", "#56B4E9", "#CC79A7")
+    for i, (token, _) in enumerate(numbers):
+        _box(ax, i, 0, 1, shades[token % len(shades)], width=0.6)
+        ax.text(i + 0.5, 0.5, token, ha="center", va="center", fontsize=10)
+    for start in range(0, len(numbers), per_load):
+        load = numbers[start : start + per_load]
+        _box(ax, start, 0, len(load), "none", width=2.6, height=1)
+        heads = ", ".join(map(str, sorted({head for _, head in load})))
+        ax.text(start + len(load) / 2, -0.12, f"head {heads}", ha="center", va="top", fontsize=9)
+    ax.set_title(title, loc="left", fontsize=11)
+    _bare(ax, (-0.2, len(numbers) + 0.2), (-0.75, 1.1))
 
 
 def _box(ax: Any, x: float, y: float, size: float, face: str, hatch: str | None = None, width: float = 1.2,

@@ -58,6 +58,14 @@ def test_a_queue_is_drawn_in_order(ax):
     draw.draw_states(ax)
 
 
+def test_a_layout_shows_whose_each_number_is_and_frames_each_load(ax):
+    draw.draw_layout(ax, [(0, 0), (0, 0), (1, 0), (1, 1), (2, 1)], "NHD", per_load=2)
+    assert texts(ax) == ["0", "0", "1", "1", "2", "head 0", "head 0, 1", "head 1"]
+    frames = [patch for patch in ax.patches if patch.get_linewidth() > 2]
+    assert [(frame.get_x(), frame.get_width()) for frame in frames] == [(0, 2), (2, 2), (4, 1)]
+    assert ax.get_title(loc="left") == "NHD"
+
+
 def test_the_slider_draws_the_frame_it_shows_and_has_words_for_paper():
     pytest.importorskip("ipywidgets")
     drawn = []

@@ -5,10 +5,21 @@ from hypothesis import strategies as st
 from kvlab.blocks import OutOfBlocks
 from kvlab.grade import AtMost, Exercise, LabInfo, Trace, calls, say, walks
 
-LAB = LabInfo(title=say("The block allocator"), sections="L33 2.2, 6.3; PAV 2, 3.2", before=("02",))
+LAB = LabInfo(title=say("The block allocator"), sections="L33 2.2, 6.3, 8.1, A.3; PAV 2, 3.2", before=("02",))
 
 BLOCK_IDS = st.lists(st.integers(1, 30), min_size=1, max_size=5, unique=True)
 BLOCK_SIZES = st.sampled_from([4, 2, 3, 16, 1])
+CHANGED = say("The list belongs to whoever made the call, who may need it again: read it, take nothing out of it.")
+
+
+def changed(got):
+    """Whether the driver says that an argument was changed."""
+    return isinstance(got, str) and got.startswith("the caller's list")
+
+
+def another_error(got, expected):
+    """Whether an error was raised where an error is due, but of another kind."""
+    return isinstance(got, str) and got.endswith("Error") and got != expected
 
 
 # ---- addresses
@@ -64,6 +75,8 @@ class Slots(Exercise):
 
     def explain(self, op, expected, got):
         name, block_ids, number, size = op
+        if expected == "IndexError" and another_error(got, expected):
+            return say("An error is right here, but another one: raise IndexError, which the caller waits for.")
         if expected == "IndexError":
             return say("A table of {n} blocks of {size} has slots for positions 0 to {last} only. Raise IndexError: "
                        "whatever you return instead is another token's slot.", n=len(block_ids), size=size,
@@ -83,9 +96,10 @@ class Slots(Exercise):
 class SlotMapping(Exercise):
     """The slots of all tokens of one step."""
 
-    name, points, minutes, section = "slot_mapping", 2, 10, "L33 2.2"
+    name, points, minutes, section = "slot_mapping", 2, 5, "L33 2.2"
     defines = ("slot_mapping",)
     ours = {"slot_mapping": "kvlab.blocks.slots:slot_mapping"}
+    driver = "SlotMappingDriver"
     hints = (
         say("Each request continues where it stopped: its first new token is at position num_computed, not at 0."),
         say("The positions of a chunk are range(start, start + count). One list for the whole step, in order."),
@@ -117,6 +131,8 @@ class SlotMapping(Exercise):
         return calls("slot_mapping", st.lists(chunk, max_size=3), BLOCK_SIZES)
 
     def explain(self, op, expected, got):
+        if changed(got):
+            return CHANGED
         if expected == "IndexError":
             return say("A chunk reaches beyond its request's table: raise IndexError, as slot_of does.")
         if isinstance(got, list) and any(isinstance(slot, list) for slot in got):
@@ -133,7 +149,7 @@ class SlotMapping(Exercise):
 class FreeQueue(Exercise):
     """A doubly linked free queue."""
 
-    name, points, minutes, section = "free_queue", 5, 25, "L33 6.3"
+    name, points, minutes, section = "free_queue", 5, 30, "L33 6.3"
     defines = ("FreeQueue",)
     ours = {"FreeQueue": "kvlab.blocks.free_queue:FreeKVCacheBlockQueue"}
     part = {"free_queue": "FreeQueue"}
@@ -157,8 +173,8 @@ class FreeQueue(Exercise):
         Trace((2,), (("append", 2), ("contents",)), why=say("Block 2 was in the queue, at its end.")),
         Trace((2,), (("popleft",), ("remove", 1), ("num_free_blocks",), ("contents",)), why=say(
             "Block 1 had left the queue.")),
-        Trace((10,), (("accesses_to_remove", 5), ("accesses_to_append", 5), ("accesses_to_count",))),
-        Trace((10_000,), (("accesses_to_remove", 5_000), ("accesses_to_append", 5_000), ("accesses_to_count",))),
+        *(Trace((n,), (("accesses_to_popleft",), ("accesses_to_remove", n // 2), ("accesses_to_append", n // 2),
+                       ("accesses_to_count",))) for n in (10, 1_000, 10_000)),
     )  # fmt: skip
 
     class Oracle:
@@ -195,6 +211,10 @@ class FreeQueue(Exercise):
         def links_of(self, block_id):
             return [None, None]
 
+        def accesses_to_popleft(self):
+            self.queue.pop(0)
+            return AtMost(20)
+
         def accesses_to_remove(self, block_id):
             self.queue.remove(block_id)
             return AtMost(20)
@@ -218,12 +238,16 @@ class FreeQueue(Exercise):
         return f"a queue of blocks 1 to {init[0]}"
 
     def explain(self, op, expected, got):
+        if op[0] == "accesses_to_popleft":
+            return say("Handing out a block must cost the same however long the queue is: the first block is "
+                       "self.head.next_free_block, and the queue is empty if that is self.tail.")  # fmt: skip
         if op[0] == "accesses_to_remove":
             return say("Taking a block out of the middle must cost the same however long the queue is: use its own links "
                        "instead of walking from the head.")  # fmt: skip
         if op[0] == "accesses_to_append":
             return say("Freeing a block must cost the same however long the queue is: the last block is "
-                       "self.tail.prev_free_block, nobody has to walk there.")  # fmt: skip
+                       "self.tail.prev_free_block, nobody has to walk there. And a block's own links tell whether it "
+                       "is in the queue: nobody has to look for it.")  # fmt: skip
         if op[0] == "accesses_to_count":
             return say("The scheduler asks for num_free_blocks at every step: keep a number instead of counting blocks.")
         if op[0] == "popleft" and expected == "OutOfBlocks":
@@ -239,6 +263,9 @@ class FreeQueue(Exercise):
                        "link changes.")  # fmt: skip
         if op[0] == "remove" and expected == "ValueError":
             return say("A block outside the queue has no neighbours: raise ValueError.")
+        if op[0] == "contents" and len(expected) > 1 and got == expected[-1:]:
+            return say("Only the last block is there: each append has put its block in the place of the one before. "
+                       "Who tells the tail, by tail.prev_free_block, that it has a new neighbour?")  # fmt: skip
         if op[0] == "contents":
             return say("Read from the head along next_free_block, this is what stands in the queue: append puts a block "
                        "at the tail, popleft takes the one at the head.")  # fmt: skip
@@ -307,6 +334,7 @@ class PoolOracle:
             ops += [("free_blocks", owned[::-1]), ("free_blocks", owned[1:])]
         ops += [("touch", [b]) for b in owned + cached]
         ops += [("touch", (cached + owned)[:3])] if cached and owned else []
+        ops += [("touch", (cached + owned)[:1] * 2)] if cached or owned else []
         ops += [("publish", b) for b in owned if b not in self.named]
         if self.ends and owned and self.queue:
             ops += [("free_blocks", [owned[0], self.queue[0]])]
@@ -324,7 +352,8 @@ class _PoolExercise(Exercise):
         return f"a pool of blocks 1 to {init[0]}, all free"
 
     def describe(self, op):
-        return "names: in the index, on the blocks" if op[0] == "names" else super().describe(op)
+        told = {"names": "names: in the index, on the blocks", "publish": f"block {op[-1]} gets a name"}
+        return told.get(op[0]) or super().describe(op)
 
 
 class GetNewBlocks(_PoolExercise):
@@ -343,6 +372,7 @@ class GetNewBlocks(_PoolExercise):
     )  # fmt: skip
     examples = (
         Trace((3,), (("get_new_blocks", 1), ("ref_cnts",))),
+        Trace((2,), (("get_new_blocks", 2),), why=say("Two blocks were free and two were asked for: that is enough.")),
         Trace((3,), (("get_new_blocks", 2), ("free_queue",), ("get_new_blocks", 1), ("free_queue",))),
         Trace((3,), (("get_new_blocks", 0), ("free_queue",))),
         Trace((3,), (("get_new_blocks", 4), ("free_queue",), ("ref_cnts",)), why=say(
@@ -374,7 +404,7 @@ class GetNewBlocks(_PoolExercise):
 class FreeBlocks(_PoolExercise):
     """Take blocks back, and notice a double free."""
 
-    name, points, minutes = "free_blocks", 4, 15
+    name, points, minutes = "free_blocks", 4, 20
     defines = ("free_blocks",)
     ours = {"free_blocks": "kvlab.blocks.pool:BlockPool.free_blocks"}
     driver = "FreeBlocksDriver"
@@ -408,6 +438,8 @@ class FreeBlocks(_PoolExercise):
         ends = True
 
     def explain(self, op, expected, got):
+        if changed(got):
+            return CHANGED
         if expected == "ValueError":
             return say("A block is given back more often than it has owners: raise ValueError, and change nothing. In "
                        "silence, the same block would be handed to two users.")  # fmt: skip
@@ -424,7 +456,7 @@ class FreeBlocks(_PoolExercise):
 class BlockPoolExercise(_PoolExercise):
     """touch: a cached block is owned again. And the pool is complete."""
 
-    name, points, minutes, section = "block_pool", 3, 10, "PAV 3.4; L33 6.3"
+    name, points, minutes, section = "block_pool", 3, 5, "PAV 3.4; L33 6.3"
     defines = ("BlockPool",)
     ours = {"BlockPool": "kvlab.blocks.pool:BlockPool"}
     part = {"block_pool": "BlockPool"}
@@ -435,7 +467,8 @@ class BlockPoolExercise(_PoolExercise):
         say("for block in blocks: if block.ref_cnt == 0: self.free_block_queue.remove(block); then block.ref_cnt += 1"),
     )  # fmt: skip
     examples = (
-        Trace((2,), (("get_new_blocks", 1), ("touch", [1]), ("ref_cnts",))),
+        Trace((2,), (("get_new_blocks", 1), ("touch", [1]), ("ref_cnts",)), why=say(
+            "Block 1 had an owner already: it was in no queue, and has one owner more now.")),
         Trace((3,), (("get_new_blocks", 3), ("publish", 2), ("free_blocks", [3, 2, 1]), ("touch", [2]), ("free_queue",),
                      ("ref_cnts",), ("names",))),
         Trace((2,), (("get_new_blocks", 1), ("touch", [1]), ("free_blocks", [1]), ("get_new_blocks", 1), ("ref_cnts",)),
@@ -444,10 +477,15 @@ class BlockPoolExercise(_PoolExercise):
                      ("free_queue",)), why=say("One block of the hit was owned, the other one cached.")),
         Trace((2,), (("get_new_blocks", 1), ("publish", 1), ("free_blocks", [1]), ("touch", [1]), ("touch", [1]),
                      ("free_blocks", [1]), ("free_queue",))),
+        Trace((2,), (("get_new_blocks", 1), ("publish", 1), ("free_blocks", [1]), ("touch", [1, 1]), ("ref_cnts",),
+                     ("free_queue",)), why=say(
+            "Block 1 was nobody's and occurs twice: it leaves the queue once, and has two owners.")),
     )  # fmt: skip
     Oracle = PoolOracle
 
     def explain(self, op, expected, got):
+        if changed(got):
+            return CHANGED
         if op[0] == "free_queue":
             return say("A block with an owner must not stay in the queue: it would be handed out to the next request while "
                        "this one reads it. And only the touched blocks leave.")  # fmt: skip
@@ -466,7 +504,7 @@ class BlockPoolExercise(_PoolExercise):
 class ByteOffset(Exercise):
     """Where a number of K lies, in four layouts."""
 
-    name, points, minutes, section = "byte_offset", 4, 15, "L33 2.2"
+    name, points, minutes, section = "byte_offset", 4, 25, "L33 2.2"
     defines = ("byte_offset",)
     ours = {"byte_offset": "kvlab.blocks.layout:byte_offset"}
     hints = (
@@ -491,6 +529,10 @@ class ByteOffset(Exercise):
         Trace((), (("byte_offset", "HDNX", 1, 2, 1, 13, 4, 2, 32, 1, 16),), why=say("FP8: one byte a number, x = 16.")),
         Trace((), (("byte_offset", "NHD", 0, 4, 0, 0, 4, 2, 8, 2, 8),)),
         Trace((), (("byte_offset", "HND", 0, 0, 2, 0, 4, 2, 8, 2, 8),)),
+        Trace((), (("byte_offset", "NHD", 1, -1, 0, 0, 4, 2, 8, 2, 8),), why=say(
+            "That place is in block 0, which may be somebody else's.")),
+        Trace((), (("byte_offset", "HND", 1, 0, -1, 0, 4, 2, 8, 2, 8),), why=say(
+            "That place is in block 0, which may be somebody else's.")),
         Trace((), (("byte_offset", "HDN", 0, 0, 0, -1, 4, 2, 8, 2, 8),)),
         Trace((), (("byte_offset", "NDH", 0, 0, 0, 0, 4, 2, 8, 2, 8),)),
     )  # fmt: skip
@@ -521,8 +563,8 @@ class ByteOffset(Exercise):
         def draw_one(draw):
             x, itemsize = draw(st.sampled_from([(8, 2), (4, 4), (16, 1), (4, 2)]))
             n, h, d = draw(st.sampled_from([4, 1, 3, 16])), draw(st.integers(1, 3)), x * draw(st.integers(1, 3))
-            beyond = 1 if draw(st.integers(0, 9)) == 9 else 0
-            where = [draw(st.integers(0, size - 1 + beyond)) for size in (n, h, d)]
+            below, beyond = draw(st.sampled_from([(0, 0)] * 8 + [(1, 0), (0, 1)]))
+            where = [draw(st.integers(-below, size - 1 + beyond)) for size in (n, h, d)]
             layout = draw(st.sampled_from(["NHD", "HND", "HDNX", "HDN"]))
             return Trace((), (("byte_offset", layout, draw(st.integers(0, 3)), *where, n, h, d, itemsize, x),))
 
@@ -536,6 +578,8 @@ class ByteOffset(Exercise):
         _, layout, block, token, head, dim, n, h, d, itemsize, x = op
         if expected == "ValueError":
             return say("There is no such layout: raise ValueError.")
+        if expected == "IndexError" and another_error(got, expected):
+            return say("An error is right here, but another one: raise IndexError.")
         if expected == "IndexError":
             return say("A block has tokens 0 to {n}, heads 0 to {h} and dims 0 to {d}: raise IndexError. Without it you "
                        "read a number of somebody else.", n=n - 1, h=h - 1, d=d - 1)  # fmt: skip
@@ -598,8 +642,9 @@ class PopleftN(Exercise):
 
     def explain(self, op, expected, got):
         if op[0] == "accesses_to_popleft_n":
-            return say("n times popleft repairs the head's link n times. Read each block's next once, clear its two links, and "
-                       "repair the head once: about 3 accesses a block.")  # fmt: skip
+            return say("That is more than n blocks need. (n times popleft repairs the head's link n times; "
+                       "get_all_free_blocks walks the whole queue.) Read each block's next once, clear its two "
+                       "links, and repair the head once: about 3 accesses a block.")  # fmt: skip
         if expected == "OutOfBlocks":
             return say("Fewer than n blocks are there: raise OutOfBlocks, and take none.")
         if op[0] == "links_of":
@@ -614,7 +659,7 @@ class PopleftN(Exercise):
 class Audit(Exercise):
     """An inventory that finds what went wrong."""
 
-    name, points, minutes, section = "audit", 2, 15, "PAV 2, 3.5"
+    name, points, minutes, section = "audit", 2, 12, "PAV 2, 3.5"
     stretch = True
     defines = ("audit",)
     ours = {"audit": "kvlab.blocks.audit:audit"}
@@ -631,6 +676,7 @@ class Audit(Exercise):
         Trace((), (("audit", {1: 0, 2: 0}, [1, 2, 1], []),)),
         Trace((), (("audit", {1: 0, 2: 0}, [1], []),)),
         Trace((), (("audit", {1: 1, 2: 0}, [2], []),), why=say("Nobody holds block 1, but its count says so: it leaks.")),
+        Trace((), (("audit", {1: 2}, [], [[1, 1]]),), why=say("A block that stands twice in a table has two entries.")),
         Trace((), (("audit", {1: 0}, [1, 0], [[5]]),)),
         Trace((), (("audit", {1: -1, 2: 0}, [1, 2], []),)),
     )  # fmt: skip

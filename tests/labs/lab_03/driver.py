@@ -11,6 +11,25 @@ def told(blocks):
     return [b.block_id if isinstance(b, KVCacheBlock) else f"{b!r}, which is no KVCacheBlock" for b in blocks]
 
 
+def unchanged(result, list_given, before):
+    """`result`, if the list that was handed over is as it was; else words that no answer can be."""
+    same = len(list_given) == len(before) and all(a is b for a, b in zip(list_given, before, strict=True))
+    return result if same else f"the caller's list, changed: {len(before)} entries before, {len(list_given)} now"
+
+
+class SlotMappingDriver:
+    def __init__(self, student):
+        self.student = student
+
+    def slot_mapping(self, chunks, block_size):
+        lists = [chunks, *(block_ids for block_ids, _, _ in chunks)]
+        before = [list(one) for one in lists]
+        result = self.student.slot_mapping(chunks, block_size)
+        for one, was in zip(lists, before, strict=True):
+            result = unchanged(result, one, was)
+        return result
+
+
 class CountedBlock(KVCacheBlock):
     """A block that counts how often its links are read or written."""
 
@@ -73,6 +92,11 @@ class FreeQueueDriver(QueueDriver):
     def popleft(self):
         block = self.queue.popleft()
         return block.block_id if isinstance(block, KVCacheBlock) else block
+
+    def accesses_to_popleft(self):
+        CountedBlock.accesses = 0
+        self.queue.popleft()
+        return CountedBlock.accesses
 
     def accesses_to_remove(self, block_id):
         CountedBlock.accesses = 0
@@ -151,6 +175,8 @@ class Names:
         self.cached_block_hash_to_block = {}
 
     def remove(self, block):
+        if block.block_hash is None:
+            raise LookupError(f"block {block.block_id} has no name: evict only a block whose block_hash is not None")
         del self.cached_block_hash_to_block[block.block_hash]
         block.block_hash = None
 
@@ -195,10 +221,12 @@ class PoolDriver:
         return told(self.pool.get_new_blocks(num_blocks))
 
     def free_blocks(self, block_ids):
-        self.pool.free_blocks(self.blocks(block_ids))
+        blocks = self.blocks(block_ids)
+        return unchanged(self.pool.free_blocks(blocks), blocks, self.blocks(block_ids))
 
     def touch(self, block_ids):
-        self.pool.touch(self.blocks(block_ids))
+        blocks = self.blocks(block_ids)
+        return unchanged(self.pool.touch(blocks), blocks, self.blocks(block_ids))
 
     def publish(self, block_id):
         block = self.pool.blocks[block_id]

@@ -262,6 +262,10 @@ WRONG = {
         "one token too few": _changed(_MAPPING, "end = start + count", "end = start + count - 1"),
         "count taken for the end": _changed(_MAPPING, "end = start + count", "end = count"),
         "cut off at the table's end": _changed(_MAPPING, 'raise IndexError("beyond the table")', "end = len(block_ids) * block_size"),
+        "empties the caller's list": _changed(_MAPPING, "    for block_ids, start, count in chunks:\n", """
+    while chunks:
+        block_ids, start, count = chunks.pop(0)
+"""),
         "a list for each request": _changed(_MAPPING, "    slots = []\n", "    slots = []\n    whole = []\n",
                                             "block_ids, start, count in chunks:\n", "block_ids, start, count in chunks:\n"
                                             "        slots = []\n        whole.append(slots)\n", "return slots", "return whole"),
@@ -281,6 +285,17 @@ WRONG = {
         "walks to the end": _changed(_LINKED, "before = self.tail.prev_free_block", '''before = self.head
         while before.next_free_block is not self.tail:
             before = before.next_free_block'''),
+        "walks from the tail to the head": _changed(_LINKED, "        block = self.head.next_free_block\n", '''
+        block = self.tail
+        while block.prev_free_block is not self.head:
+            block = block.prev_free_block
+'''),
+        "lists the queue to see whether it is empty": _changed(
+            _LINKED, "if block is self.tail:", "if not self.get_all_free_blocks():"),
+        "the tail does not learn": _changed(
+            _LINKED, "before.next_free_block = self.tail.prev_free_block = block", "before.next_free_block = block"),
+        "looks for the block before it appends": _changed(
+            _LINKED, "if block.next_free_block is not None:", "if block in self.get_all_free_blocks():"),
         "counts by walking": _changed(_LINKED, "        self.num_free_blocks += 1\n", "", "        self.num_free_blocks -= 1\n", "") + '''
     @property
     def num_free_blocks(self):
@@ -333,6 +348,7 @@ WRONG = {
         "does not take them out": _changed(
             _GET, "[queue.popleft() for _ in range(num_blocks)]", "queue.get_all_free_blocks()[:num_blocks]"),
         "numbers for blocks": _changed(_GET, "return taken", "return [block.block_id for block in taken]"),
+        "evicts whoever comes": _changed(_GET, "if block.block_hash is not None:", "if True:"),
         "None when there are too few": _changed(_GET, 'raise OutOfBlocks("too few")', "return None"),
         "cached blocks do not count": _changed(_GET, "if queue.num_free_blocks < num_blocks:", '''
     if sum(b.block_hash is None for b in queue.get_all_free_blocks()) < num_blocks:'''),
@@ -367,6 +383,10 @@ def free_blocks(pool, ordered_blocks):
     if len(set(ordered_blocks)) < len(ordered_blocks):
         raise ValueError("freed twice")
 '''),
+        "empties the caller's list": _changed(_FREE, "    for block in ordered_blocks:\n        block.ref_cnt", """
+    while ordered_blocks:
+        block = ordered_blocks.pop(0)
+        block.ref_cnt"""),
         "takes the name away": _changed(_FREE, "        if not block.ref_cnt:\n", '''        if not block.ref_cnt:
             if block.block_hash is not None:
                 pool.evict(block)
@@ -392,6 +412,14 @@ def free_blocks(pool, ordered_blocks):
                     self.evict(block)'''),
         "to the tail": _changed(_TOUCH, "self.free_block_queue.remove(block)", '''self.free_block_queue.remove(block)
                 self.free_block_queue.append(block)'''),
+        "twice in one list is one owner": _changed(_TOUCH, "for block in blocks:", "for block in set(blocks):"),
+        "takes out first, counts then": _changed(
+            _TOUCH, "            block.ref_cnt += 1\n", "", "block.ref_cnt == 1", "block.ref_cnt == 0"
+        ) + "        for block in blocks:\n            block.ref_cnt += 1\n",
+        "empties the caller's list": _changed(_TOUCH, "        for block in blocks:\n", """
+        while blocks:
+            block = blocks.pop(0)
+"""),
         "only the first one": _changed(_TOUCH, "for block in blocks:", "for block in list(blocks)[:1]:"),
     },
     "byte_offset": {
@@ -413,6 +441,8 @@ def free_blocks(pool, ordered_blocks):
         "negative numbers count from the end": _changed(
             _OFFSET, "0 <= token < block_size and 0 <= head < num_kv_heads and 0 <= dim < head_dim",
             "token < block_size and head < num_kv_heads and dim < head_dim"),
+        "a token before the block is read": _changed(_OFFSET, "0 <= token", "token"),
+        "a head before the block is read": _changed(_OFFSET, "0 <= head", "head"),
         "any other layout is HDN": _changed(
             _OFFSET, '    elif layout == "HDN":\n', "    else:\n", "    else:\n        raise ValueError(layout)\n", ""),
     },
@@ -435,6 +465,7 @@ def popleft_n(queue, n):
     },
     "audit": {
         "a shared block counts once": _changed(_AUDIT, "held[b] = held.get(b, 0) + 1", "held[b] = 1"),
+        "twice in one table counts once": _changed(_AUDIT, "for b in table:", "for b in set(table):"),
         "the queue as a set": _changed(_AUDIT, "queued[b] = queued.get(b, 0) + 1", "queued[b] = 1"),
         "leaks go unnoticed": _changed(_AUDIT, "if n != count:", "if n > count:"),
         "a lost block goes unnoticed": _changed(_AUDIT, '        elif not n and not q:\n            wrong[b] = "lost"\n', ""),
