@@ -848,9 +848,6 @@ lab.predict("bytes of token 0 in the first 16, HDN", None, unit="bytes")
 # x` have one each.
 #
 # Be strict about what lies outside the block, on both sides: token -1 of block 1 is a token of block 0.
-#
-# As everywhere in these labs, write plain Python: numpy cannot be imported while your answer is graded. `math.prod`
-# can.
 
 # %% ex="byte_offset"
 def byte_offset(layout, block, token, head, dim,
@@ -1070,7 +1067,7 @@ claim(
     f"list {growth['linked list']:.1f} times (the rest is cache misses); 187 hits take "
     f"{list_ms:.0f} ms and {linked_ms:.2f} ms",
     growth["list"] > 30 and growth["linked list"] < 10,
-    f"(and for an OrderedDict: {growth['OrderedDict']:.1f} times)",
+    f"(an OrderedDict: {growth['OrderedDict']:.1f} times, cache misses too)",
 )
 counted = lab.results.get("free_queue")
 claim(
