@@ -98,22 +98,26 @@ def picture(figure: Any, alt: str) -> None:
     display(_image(figure, alt), raw=True)
 
 
-def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **ranges: tuple[int, int, int]) -> None:
-    """A slider for each of `ranges`, (first, last, start), above the figure that draw(**values) returns.
+Range = tuple[int, int, int] | tuple[Sequence[str], str]
 
+
+def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **ranges: Range) -> None:
+    """A slider for each of `ranges` above the figure that draw(**values) returns.
+
+    A range is (first, last, start) for whole numbers, or (names, start) for a list of names to choose from.
     The figure is drawn anew as a slider moves. It is an output of its own beside the sliders, so a saved page, where
     nothing moves, still has it.
     """
     from IPython.display import display
 
-    first = _image(draw(**{name: start for name, (_, _, start) in ranges.items()}), alt)
+    first = _image(draw(**{name: values[-1] for name, values in ranges.items()}), alt)
     bars = {}
     try:
-        from ipywidgets import IntSlider, VBox
+        from ipywidgets import VBox
     except ImportError:
         pass
     else:
-        bars = {name: IntSlider(start, low, high, description=name) for name, (low, high, start) in ranges.items()}
+        bars = {name: _bar(name, values) for name, values in ranges.items()}
         note = {"text/plain": "(sliders)", "text/html": "<i>Run this cell, and sliders move the figure.</i>"}
         display(VBox([*bars.values()])._repr_mimebundle_() | note, raw=True)
     shown = display(first, raw=True, display_id=True)
@@ -123,6 +127,16 @@ def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **rang
 
     for bar in bars.values():
         bar.observe(moved, names="value")
+
+
+def _bar(name: str, values: Range) -> Any:
+    from ipywidgets import Dropdown, IntSlider
+
+    if len(values) == 2:
+        names, start = values
+        return Dropdown(options=list(names), value=start, description=name)
+    low, high, start = values
+    return IntSlider(start, low, high, description=name)
 
 
 def _image(figure: Any, alt: str) -> dict[str, str]:

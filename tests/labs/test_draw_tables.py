@@ -73,6 +73,28 @@ def test_a_slider_redraws_and_a_saved_page_has_the_picture(monkeypatch):
     assert shown[1]["text/html"] != first["text/html"]
 
 
+def test_a_slider_may_choose_among_names(monkeypatch):
+    widgets = pytest.importorskip("ipywidgets")
+    shown, drawn, made = Shown(), [], []
+
+    class Choice(widgets.Dropdown):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(widgets, "Dropdown", Choice)
+    monkeypatch.setattr("IPython.display.display", shown)
+
+    def draw(**values):
+        drawn.append(values)
+        return pyplot.figure()
+
+    sliders(draw, gpu=(("24 GB", "80 GB"), "80 GB"), context=(1, 32, 4))
+    assert made[0].options == ("24 GB", "80 GB")
+    made[0].value = "24 GB"
+    assert drawn == [{"gpu": "80 GB", "context": 4}, {"gpu": "24 GB", "context": 4}]
+
+
 def test_a_picture_has_words_and_is_closed(monkeypatch):
     shown = Shown()
     monkeypatch.setattr("IPython.display.display", shown)
