@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvlab.grade import Approx, Exercise, LabInfo, OneOf, Trace, calls, say
 
+CHANGED = "an answer, and a changed argument"  # what the driver says
 LAB = LabInfo(title=say("The missing 30 GB"), sections="L33 0.1-0.2, 8.2; PAV 3.1, 6")
 
 
@@ -42,6 +43,11 @@ LLAMA_13B = config("llama", 5120, 13_824, 40, 40, 32_000, tied=False)
 NEMO_12B = config("mistral", 5120, 14_336, 40, 32, 131_072, kv=8, head_dim=128, tied=False)
 
 
+def changed_config():
+    return say("Leave the config as it was: others read it again. Keep what you work out in a variable, or work on a "
+               "copy, dict(config).")  # fmt: skip
+
+
 def told(made):
     """A config in one line, without what the exercise does not read."""
     return ", ".join(f"{name}={value!r}" for name, value in made.items())
@@ -50,8 +56,8 @@ def told(made):
 class TokenBytes(Exercise):
     """K/V bytes of one token, from config.json."""
 
-    name, points, minutes, section = "token_bytes", 3, 12, "L33 0.1"
-    defines = ("token_bytes",)
+    name, points, minutes, section = "token_bytes", 3, 15, "L33 0.1"
+    defines, driver = ("token_bytes",), "Keeps"
     ours = {"token_bytes": "kvlab.capacity:token_bytes", "kv_bytes_per_token": "kvlab.sizing:kv_bytes_per_token",
             "ModelShape": "kvlab.sizing:ModelShape"}  # fmt: skip
     hints = (
@@ -62,8 +68,12 @@ class TokenBytes(Exercise):
         say("2 (K and V) x num_hidden_layers x K/V heads x head_dim x dtype_bytes."),
     )  # fmt: skip
     examples = (
-        Trace((), (("token_bytes", config(heads=4, hidden=12), 1),)),
-        Trace((), (("token_bytes", config(heads=4, hidden=12, layers=3), 1),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, kv=4, head_dim=3), 1),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, kv=4, head_dim=3, layers=3), 1),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, kv=4, head_dim=3, layers=3), 2),)),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, kv=4), 1),), why=say("This config leaves head_dim out.")),
+        Trace((), (("token_bytes", config(heads=4, hidden=12, head_dim=3), 1),),
+              why=say("This config leaves num_key_value_heads out.")),
         Trace((), (("token_bytes", config(heads=4, hidden=12, layers=3), 2),)),
         Trace((), (("token_bytes", config(heads=4, hidden=8, kv=1), 1),)),
         Trace((), (("token_bytes", config(heads=2, hidden=8, head_dim=6), 1),)),
@@ -92,6 +102,8 @@ class TokenBytes(Exercise):
         return f"token_bytes(config with {told(made)}{''.join(f'; dtype_bytes={b}' for b in op[2:])})"
 
     def explain(self, op, expected, got):
+        if got == CHANGED:
+            return changed_config()
         if isinstance(got, float) and got == expected:
             return say("The number is right. Bytes are whole: divide with //, so that it is an int.")
         if isinstance(got, bool) or not isinstance(got, int | float) or got <= 0:
@@ -100,6 +112,10 @@ class TokenBytes(Exercise):
         hidden, heads, kv, head_dim = shape(made)
         layers = made["num_hidden_layers"]
         ratio = Fraction(got) / expected
+        if kv != heads and ratio == Fraction(heads, kv) and "head_dim" not in made:  # two mistakes, one number
+            return say("Only K/V heads leave something behind. There are {heads} query heads, but K/V heads: {kv}. If "
+                       "it is K/V heads that you count: did you divide hidden_size by them? It is divided by the query "
+                       "heads.", heads=heads, kv=kv)  # fmt: skip
         if kv != heads and ratio == Fraction(heads, kv):
             return say("Only K/V heads leave something behind. There are {heads} query heads, but K/V heads: {kv}.",
                        heads=heads, kv=kv)  # fmt: skip
@@ -120,15 +136,15 @@ class TokenBytes(Exercise):
             return say("Half of it. Each K/V head keeps two vectors of a token: its K and its V.")
         if ratio == Fraction(2, dtype_bytes):
             return say("dtype_bytes is {b} here, not always 2.", b=dtype_bytes)
-        return say("Per layer: {kv} K/V heads, {d} numbers each, for K and for V, {b} bytes a number; and there are "
-                   "{layers} layers.", kv=kv, d=head_dim, b=dtype_bytes, layers=layers)  # fmt: skip
+        return say("Layers: {layers}. In each, K/V heads: {kv}. Numbers in a head: {d}, for K and again for V. Bytes "
+                   "of a number: {b}.", kv=kv, d=head_dim, b=dtype_bytes, layers=layers)  # fmt: skip
 
 
 class CountParameters(Exercise):
     """Parameters, one layer by hand, then the model."""
 
-    name, points, minutes, section = "count_parameters", 4, 18, "L33 0.1"
-    defines = ("layer_parameters", "num_parameters")
+    name, points, minutes, section = "count_parameters", 4, 22, "L33 0.1"
+    defines, driver = ("layer_parameters", "num_parameters"), "Keeps"
     ours = {"layer_parameters": "kvlab.capacity:layer_parameters", "num_parameters": "kvlab.capacity:num_parameters",
             "shape": "kvlab.sizing:ModelShape"}  # fmt: skip
     hints = (
@@ -141,13 +157,15 @@ class CountParameters(Exercise):
             "hidden_size. tie_word_embeddings may be missing: then it is False."),
     )  # fmt: skip
     examples = (
-        Trace((), (("layer_parameters", config(hidden=8, inner=10, heads=2)),)),
+        Trace((), (("layer_parameters", config(hidden=8, inner=10, heads=2, kv=2, head_dim=4)),)),
+        Trace((), (("layer_parameters", config(hidden=8, inner=10, heads=2)),),
+              why=say("This config leaves num_key_value_heads and head_dim out.")),
         Trace((), (("layer_parameters", config(hidden=8, inner=10, heads=4, kv=1)),)),
         Trace((), (("layer_parameters", config(hidden=8, inner=10, heads=2, head_dim=6)),)),
         Trace((), (("layer_parameters", config("qwen2", hidden=8, inner=10, heads=4, kv=1)),)),
         Trace((), (("num_parameters", config(tied=False)),)),
         Trace((), (("num_parameters", config(layers=3, tied=True)),)),
-        Trace((), (("num_parameters", config(layers=3)),)),
+        Trace((), (("num_parameters", config(layers=3)),), why=say("This config leaves tie_word_embeddings out.")),
         Trace((), (("num_parameters", LLAMA_13B), ("num_parameters", QWEN_HALF_B), ("num_parameters", NEMO_12B))),
     )
 
@@ -189,6 +207,8 @@ class CountParameters(Exercise):
         return f"{op[0]}(config with {told({name: v for name, v in op[1].items() if name not in hidden})})"
 
     def explain(self, op, expected, got):
+        if got == CHANGED:
+            return changed_config()
         if isinstance(got, float) and got == expected:
             return say("The number is right. Parameters are counted: return an int.")
         if isinstance(got, bool) or not isinstance(got, int | float):
@@ -247,7 +267,7 @@ class CountParameters(Exercise):
 class ToBytes(Exercise):
     """GB and GiB."""
 
-    name, points, minutes, section = "to_bytes", 2, 8, "L33 0.1"
+    name, points, minutes, section = "to_bytes", 2, 10, "L33 0.1"
     defines = ("to_bytes",)
     ours = {"to_bytes": "kvlab.capacity:to_bytes"}
     hints = (
@@ -262,7 +282,8 @@ class ToBytes(Exercise):
         Trace((), (("to_bytes", "1 KB"), ("to_bytes", "1 KiB"))),
         Trace((), (("to_bytes", "3 MB"), ("to_bytes", "3 MiB"))),
         Trace((), (("to_bytes", "54 GB"), ("to_bytes", "54 GiB"))),
-        Trace((), (("to_bytes", "1.5 KiB"), ("to_bytes", "0.32 GB"))),
+        Trace((), (("to_bytes", "1.5 KiB"),), why=say("float() reads a number with a point; int() does not.")),
+        Trace((), (("to_bytes", "0.32 GB"), ("to_bytes", "0.125 KiB"))),
         Trace((), (("to_bytes", "2.01 GB"),)),
         Trace((), (("to_bytes", "79.35 GiB"),), why=say("Round to the nearest byte.")),
         Trace((), (("to_bytes", "8 TB"),)),
@@ -286,7 +307,9 @@ class ToBytes(Exercise):
             raise ValueError
 
     def traces(self):
-        number = st.one_of(st.integers(0, 200).map(str), st.integers(0, 9999).map(lambda n: f"{n / 100:.2f}"))
+        digits = st.integers(0, 9999)
+        point = digits.map(lambda n: f"{n / 100:.2f}") | digits.map(lambda n: f"{n / 1000:.3f}")
+        number = st.integers(0, 200).map(str) | point
         unit = st.sampled_from(["B", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "kb", "Mb", "bytes"])
         return st.tuples(number, unit).map(lambda part: Trace((), (("to_bytes", " ".join(part)),)))
 
@@ -300,15 +323,20 @@ class ToBytes(Exercise):
             return say("Bytes are whole: return an int.")
         if not isinstance(got, int):
             return say("Return a whole number.")
-        if isinstance(expected, int) and abs(got - expected) == 1:
-            return say("One byte off: round to the nearest one. int() only cuts off what stands behind the point.")
+        if isinstance(expected, int) and got == expected - 1:
+            return say("One byte short: round to the nearest one. int() only cuts off what stands behind the point.")
+        if isinstance(expected, int) and got == expected + 1:
+            return say("One byte too many: round to the nearest one, and not always up.")
         power = 1 + "KMG".find(unit[0])
         if unit.endswith("iB") and "." not in number and got == int(number) * 1000**power:
             return say("The i in {unit} says binary: 1024, not 1000.", unit=unit)
         if unit != "B" and not unit.endswith("iB") and "." not in number and got == int(number) * 1024**power:
             return say("{unit} without an i is decimal: 1000, not 1024.", unit=unit)
         if "." in number:
-            return say("The number may have a point: {number}. Cut nothing off before you multiply.", number=number)
+            return say("The number may have a point: {number}. Cut nothing off and round nothing before you "
+                       "multiply.", number=number)  # fmt: skip
+        if unit == "B":
+            return say("B is one byte: there is nothing to multiply by.")
         return say("{unit} is {base} to the power of {power} bytes.", unit=unit, power=power,
                    base=1024 if unit.endswith("iB") else 1000)  # fmt: skip
 
@@ -319,7 +347,7 @@ _24_GIB = 24 * 2**30
 class NumGpuBlocks(Exercise):
     """num_gpu_blocks: how many blocks a GPU has room for."""
 
-    name, points, minutes, section = "num_gpu_blocks", 4, 15, "PAV 3.1"
+    name, points, minutes, section = "num_gpu_blocks", 4, 12, "PAV 3.1"
     defines = ("num_gpu_blocks",)
     ours = {"num_gpu_blocks": "kvlab.sizing:num_gpu_blocks"}
     part = {"sizing": "num_gpu_blocks"}
@@ -337,6 +365,7 @@ class NumGpuBlocks(Exercise):
         Trace((), (("num_gpu_blocks", 1000, 0.5, 0, 0, 0, 100),)),
         Trace((), (("num_gpu_blocks", 1000, 1.0, 250, 0, 0, 100),)),
         Trace((), (("num_gpu_blocks", 1000, 0.5, 200, 0, 0, 100),)),
+        Trace((), (("num_gpu_blocks", 1999, 0.5, 0, 0, 0, 100),)),
         Trace((), (("num_gpu_blocks", 1000, 1.0, 100, 200, 300, 100),)),
         Trace((), (("num_gpu_blocks", 1050, 0.5, 400, 20, 5, 100),), why=say("Room for exactly one block.")),
         Trace((), (("num_gpu_blocks", 1000, 0.5, 400, 20, 5, 100),), why=say("75 bytes are left; a block takes 100.")),
@@ -377,8 +406,10 @@ class NumGpuBlocks(Exercise):
             if not 0 < share <= 1:
                 return say("gpu_memory_utilization is a share, more than 0 and at most 1. {share} is none: raise "
                            "ValueError.", share=share)  # fmt: skip
-            return say("Not one block fits. Raise ValueError now; with {got} for an answer the engine would start, and fail "
-                       "at its first request.", got=got)  # fmt: skip
+            if isinstance(got, str):
+                return say("Not one block fits: raise ValueError, and no other exception.")
+            return say("Not one block fits. Raise ValueError now; with {got} for an answer the engine would start, and "
+                       "fail at its first request.", got=got)  # fmt: skip
         if got is None:
             return say("Return the number of blocks.")
         if isinstance(got, float):
@@ -397,6 +428,10 @@ class NumGpuBlocks(Exercise):
         for left_out, name in ((weights, "weights"), (activations, "activations"), (graphs, "CUDA graphs")):
             if left_out and got == (budget - taken + left_out) // block:
                 return say("The {name} are not taken off.", name=name)
+        rounded_up = -(-Fraction(share) * total // 1)
+        if budget < rounded_up and got == (rounded_up - taken) // block:
+            return say("The budget is {exact} bytes, cut off to whole ones: {budget}. Neither rounded nor rounded up.",
+                       exact=total * share, budget=budget)  # fmt: skip
         if got == expected - 1:
             return say("One block fewer than fits. (The engine takes its null block out of these, not you.)")
         if got == expected + 1:
@@ -408,7 +443,7 @@ class NumGpuBlocks(Exercise):
 class MaxConcurrency(Exercise):
     """How many requests fit, in whole blocks."""
 
-    name, points, minutes, section = "max_concurrency", 2, 8, "PAV 3.1"
+    name, points, minutes, section = "max_concurrency", 2, 5, "PAV 3.1"
     defines = ("max_concurrency",)
     ours = {"max_concurrency": "kvlab.sizing:max_concurrency"}
     hints = (
@@ -418,7 +453,7 @@ class MaxConcurrency(Exercise):
     )
     examples = (
         Trace((), (("max_concurrency", 10, 16, 16),)),
-        Trace((), (("max_concurrency", 10, 16, 1),)),
+        Trace((), (("max_concurrency", 10, 16, 1),), why=say("A request of 1 token takes a block too, a whole one.")),
         Trace((), (("max_concurrency", 10, 16, 17),)),
         Trace((), (("max_concurrency", 11, 16, 32),)),
         Trace((), (("max_concurrency", 3, 16, 64),), why=say("Not one fits, and that is an answer: 0.")),
@@ -462,8 +497,8 @@ class MaxConcurrency(Exercise):
 class CompareReservation(Exercise):
     """The second culprit: what a reservation wastes."""
 
-    name, points, minutes, section = "compare_reservation", 3, 15, "L33 0.2"
-    defines = ("compare_reservation",)
+    name, points, minutes, section = "compare_reservation", 3, 12, "L33 0.2"
+    defines, driver = ("compare_reservation",), "Keeps"
     ours = {"compare_reservation": "kvlab.capacity:compare_reservation"}
     hints = (
         say("Three sums of slots: those that hold a token, those that a reservation sets aside, those in whole blocks. "
@@ -476,7 +511,8 @@ class CompareReservation(Exercise):
         Trace((), (("compare_reservation", [4], 16, 4),)),
         Trace((), (("compare_reservation", [3], 16, 4),)),
         Trace((), (("compare_reservation", [5], 16, 4),)),
-        Trace((), (("compare_reservation", [1, 8], 16, 4),)),
+        Trace((), (("compare_reservation", [3], 10, 4),), why=say("A reservation is max_len slots, not whole blocks.")),
+        Trace((), (("compare_reservation", [8, 1], 16, 4),)),
         Trace((), (("compare_reservation", [16, 16], 16, 4),)),
         Trace((), (("compare_reservation", [150, 225, 300], 4096, 16),)),
     )  # fmt: skip
@@ -487,21 +523,23 @@ class CompareReservation(Exercise):
         def compare_reservation(self, lengths, max_len, block_size):
             reserved = paged = used = 0
             for length in lengths:
-                for slot in range(max_len):
-                    reserved += 1
+                for slot in range(max_len + block_size):
+                    reserved += slot < max_len
                     used += slot < length
                     paged += slot - slot % block_size < length
             return Approx([1 - used / reserved, 1 - used / paged, reserved / paged])
 
     def traces(self):
-        lengths = st.lists(st.integers(1, 16), min_size=1, max_size=4)
-        return calls("compare_reservation", lengths, st.just(16), st.sampled_from([1, 2, 4, 8]))
+        lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)
+        return calls("compare_reservation", lengths, st.integers(12, 20), st.sampled_from([1, 2, 4, 8]))
 
     def describe(self, op):
         return f"compare_reservation(lengths={op[1]}, max_len={op[2]}, block_size={op[3]})"
 
     def explain(self, op, expected, got):
         _, lengths, max_len, block_size = op
+        if got == CHANGED:
+            return say("Leave lengths as it was: others read it again. sorted(lengths) or list(lengths) is a copy.")
         if not isinstance(got, list) or len(got) != 3 or any(
             isinstance(part, bool) or not isinstance(part, int | float) for part in got
         ):  # fmt: skip
@@ -547,7 +585,7 @@ class CompareReservation(Exercise):
 class QuantisedBytes(Exercise):
     """Four bits are not a quarter of sixteen."""
 
-    name, points, minutes, section, stretch = "quantised_bytes", 2, 10, "PAV 3.1", True
+    name, points, minutes, section, stretch = "quantised_bytes", 2, 12, "PAV 3.1", True
     defines = ("quantised_bytes",)
     ours = {"quantised_bytes": "kvlab.capacity:quantised_bytes"}
     hints = (
@@ -589,6 +627,19 @@ class QuantisedBytes(Exercise):
             return say("Bytes are whole: return an int.")
         if got == expected - 1 and (num_weights + groups) * bits % 8:
             return say("One byte short: round the bits up to whole bytes, after adding them all.")
+        apart = {
+            -(-num_weights * bits // 8) + -(-groups * bits // 8) + groups * rest,
+            -(-num_weights * bits // 8) + groups * -(-bits // 8) + groups * rest,
+            sum(-(-(min(group_size, num_weights - i) + 1) * bits // 8) + rest
+                for i in range(0, num_weights, group_size)) if num_weights < 10_000 else None,
+        }  # fmt: skip
+        if got in apart:
+            return say("Add the bits of all weights and all zero points, then round up, once.")
+        if got == -(-(groups * group_size + groups) * bits // 8) + groups * rest:
+            return say("The last group has fewer weights here. What it lacks takes no bits: {n} weights, not {all}.",
+                       n=num_weights, all=groups * group_size)  # fmt: skip
+        if bits != 4 and got == -(-(num_weights * bits + groups * 4) // 8) + groups * rest:
+            return say("A zero point has as many bits as a weight: {bits} here.", bits=bits)
         if got == -(-num_weights * bits // 8):
             return say("Weights alone do not tell what they mean: each group has a scale and a zero point.")
         if got == -(-num_weights * bits // 8) + groups * rest:
@@ -596,13 +647,14 @@ class QuantisedBytes(Exercise):
         if got == -(-(num_weights + groups) * bits // 8):
             return say("Each group has a scale of {rest} bytes.", rest=rest)
         return say("Groups: {groups}. Numbers of {bits} bits, weights and zero points together: {all}. Scales of "
-                   "{rest} bytes: {groups}.", groups=groups, all=num_weights + groups, bits=bits, rest=rest)  # fmt: skip
+                   "{rest} bytes: {groups}.", groups=groups, all=num_weights + groups, bits=bits,
+                   rest=rest)  # fmt: skip
 
 
 class BreakEvenTokens(Exercise):
     """A state of constant size against K/V that grows."""
 
-    name, points, minutes, section, stretch = "break_even_tokens", 2, 10, "L33 9.3", True
+    name, points, minutes, section, stretch = "break_even_tokens", 2, 12, "L33 9.3", True
     defines = ("break_even_tokens",)
     ours = {"break_even_tokens": "kvlab.capacity:break_even_tokens"}
     hints = (

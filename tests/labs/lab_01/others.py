@@ -138,6 +138,13 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
 ''',
     },
     "max_concurrency": {
+        "block by block": """
+def max_concurrency(num_blocks, block_size, tokens_per_request):
+    each = 0
+    while each * block_size < tokens_per_request:
+        each += 1
+    return num_blocks // each
+""",
         "slots of a request": '''
 import math
 
@@ -197,6 +204,8 @@ def token_bytes(config, dtype_bytes=2):
         "one K/V head if the file does not say": _changed(
             _TOKEN, ', config["num_attention_heads"])\n    head', ", 1)\n    head"),
         "fp32 by default": _changed(_TOKEN, "dtype_bytes=2", "dtype_bytes=4"),
+        "writes into the config": _changed(
+            _TOKEN, 'config.get("num_key_value_heads"', 'config.setdefault("num_key_value_heads"'),
         "divides by the K/V heads": _changed(_TOKEN, '// config["num_attention_heads"]', "// kv_heads"),
     },
     "count_parameters": {
@@ -214,6 +223,9 @@ def token_bytes(config, dtype_bytes=2):
                                               "embedding"),
         "never a head": _changed(_COUNT, '0 if config.get("tie_word_embeddings", False) else embedding', "0"),
         "tied if the file does not say": _changed(_COUNT, '_embeddings", False', '_embeddings", True'),
+        "writes into the config": _changed(_COUNT, 'config.get("head_dim"', 'config.setdefault("head_dim"'),
+        "takes fields out of the config": _changed(_COUNT, 'config.get("tie_word_embeddings"',
+                                                   'config.pop("tie_word_embeddings"'),
         "no last norm": _changed(_COUNT, 'norm = config["hidden_size"]', "norm = 0"),
         "one layer": _changed(_COUNT, 'config["num_hidden_layers"] * ', ""),
     },
@@ -239,6 +251,8 @@ def to_bytes(text):
         "upper and lower case alike": _changed(_SIZE, "    if unit", """    if len(unit) > 1:
         unit = unit[0].upper() + unit[1:-1] + 'B'
     if unit"""),
+        "two decimals": _changed(_SIZE, "float(number)", "round(float(number), 2)"),
+        "rounded up": _changed(_SIZE, "return round(", "from math import ceil\n    return ceil("),
         "K twice": _changed(_SIZE, '"MiB": 2**20', '"MiB": 2**10 * 1000'),
     },
     "num_gpu_blocks": {
@@ -258,6 +272,9 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
         "nothing taken off": _changed(_BLOCKS, _LEFT, "budget"),
         "rounded up": _changed(_BLOCKS, f"{_LEFT} // block_bytes", f"-(-{_LEFT} // block_bytes)"),
         "rounded": _changed(_BLOCKS, f"{_LEFT} // block_bytes", f"round({_LEFT} / block_bytes)"),
+        "the budget rounded": _changed(_BLOCKS, "int(total_bytes", "round(total_bytes"),
+        "the budget rounded up": _changed(_BLOCKS, "int(total_bytes * gpu_memory_utilization)",
+                                          "-int(-total_bytes * gpu_memory_utilization // 1)"),
         "zero is a pool": _changed(_BLOCKS, "blocks < 1", "blocks < 0"),
         "never less than one": _changed(_BLOCKS, '        raise ValueError("no room")', "        return 1"),
         "never less than zero": _changed(_BLOCKS, '        raise ValueError("no room")', "        return 0"),
@@ -307,6 +324,19 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
                                             ", (reserved - used) / max(1, paged - used)"),
         "one reservation": _changed(_RESERVE, "len(lengths) * max_len", "max_len"),
         "the longest, not max_len": _changed(_RESERVE, "len(lengths) * max_len", "len(lengths) * max(lengths)"),
+        "max_len in whole blocks": _changed(_RESERVE, "* max_len", "* -(-max_len // block_size) * block_size"),
+        "max_len cut to whole blocks": _changed(_RESERVE, "* max_len", "* (max_len // block_size * block_size)"),
+        "sorts in place": _changed(_RESERVE, "    used", "    lengths.sort()\n    used"),
+        "empties the list": """
+def compare_reservation(lengths, max_len, block_size):
+    used = paged = reserved = 0
+    while lengths:
+        n = lengths.pop()
+        used += n
+        paged += -(-n // block_size) * block_size
+        reserved += max_len
+    return 1 - used / reserved, 1 - used / paged, reserved / paged
+""",
         "per cent": _changed(_RESERVE, "return 1 - used / reserved", "return 100 * (1 - used / reserved)"),
         "whole numbers": _changed(_RESERVE, "reserved / paged", "reserved // paged"),
         "blocks as a part of the reservation": _changed(_RESERVE, "1 - used / paged", "(paged - used) / reserved"),
@@ -322,6 +352,16 @@ def num_gpu_blocks(total_bytes, gpu_memory_utilization, weight_bytes, activation
         "zero points in full": _changed(_QUANT, "-(-(num_weights + groups) * bits // 8) + groups * rest_bytes",
                                         "-(-num_weights * bits // 8) + 2 * groups * rest_bytes"),
         "the last group filled up": _changed(_QUANT, "(num_weights + groups)", "(groups * group_size + groups)"),
+        "rounded apart": _changed(_QUANT, "-(-(num_weights + groups) * bits // 8)",
+                                  "-(-num_weights * bits // 8) + -(-groups * bits // 8)"),
+        "each group rounded": """
+def quantised_bytes(num_weights, bits=4, group_size=128, rest_bytes=2):
+    full, left = divmod(num_weights, group_size)
+    return full * (-(-(group_size + 1) * bits // 8) + rest_bytes) + (
+        -(-(left + 1) * bits // 8) + rest_bytes if left else 0)
+""",
+        "a zero point of 4 bits": _changed(_QUANT, "(num_weights + groups) * bits",
+                                           "(num_weights * bits + groups * 4)"),
         "groups of 64 by default": _changed(_QUANT, "group_size=128", "group_size=64"),
     },
     "break_even_tokens": {
