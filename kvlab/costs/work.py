@@ -1,9 +1,6 @@
-"""What a step costs: from a scheduler's decision to seconds (L33 3.4, 4, 5).
+"""The work of a step, in counts that any model and machine can be priced with, and the form of a price.
 
-    SchedulerOutput --work_of--> StepWork --cost.step_seconds--> seconds
-                                 (counts)  '-cost.explain------> a breakdown, and what bounds it
-
-A cost is any object with these two methods: from first principles for a GPU, or fitted to measured steps.
+A cost is any object with `step_seconds(work)` and `explain(work)`.
 """
 
 from collections.abc import Iterable
@@ -33,10 +30,43 @@ class StepWork(NamedTuple):
     blocks_swapped_in: int = 0
 
 
+class Part(NamedTuple):
+    """One part of a step. bound: what its seconds are spent on: "memory", "compute", "launch", "pcie", "host",
+    or "measured" where nobody knows."""
+
+    name: str
+    seconds: float
+    bound: str
+
+
+class Breakdown(NamedTuple):
+    """A step's seconds, part by part."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def bound(self) -> str:
+        """What most of the time is spent on."""
+        seconds: dict[str, float] = {}
+        for part in self.parts:
+            seconds[part.bound] = seconds.get(part.bound, 0.0) + part.seconds
+        return max(seconds, key=seconds.__getitem__)
+
+    def __str__(self) -> str:
+        lines = [f"{part.name:12} {part.seconds * 1e3:10.3f} ms  {part.bound}" for part in self.parts]
+        return "\n".join([*lines, f"{'step':12} {self.seconds * 1e3:10.3f} ms  mostly {self.bound}"])
+
+
 class StepCost(Protocol):
-    """Prices a step. `seconds` in explain's breakdown add up to step_seconds."""
+    """Prices a step. The parts of the breakdown add up to step_seconds."""
 
     def step_seconds(self, work: StepWork) -> float: ...
+
+    def explain(self, work: StepWork) -> Breakdown: ...
 
 
 def work_of(output: SchedulerOutput) -> StepWork:
