@@ -213,6 +213,21 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
     run(as_json)
 
 
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="'tiny' (shipped), a model's folder, or a hub id.")] = "tiny",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the cost for the simulator.")] = None,
+    rounds: Annotated[int, typer.Option(help="Runs of each workload; of each step the quickest counts.")] = 3,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Leave out workloads that would take longer, each.")] = 5.0,
+) -> None:
+    """Time the engine's steps on this machine and fit the cost model to them: measured against modelled."""
+    with _engine_extra():
+        from kvlab.calibrate import main
+
+        main(model, json_path, rounds=rounds, threads=threads, seconds=seconds)
+
+
 @app.command(rich_help_panel=COURSE)
 def grade(
     notebooks: Annotated[list[Path], typer.Argument(help="One or more .ipynb files.")],

@@ -1,6 +1,6 @@
 """The work of a step, in counts that any model and machine can be priced with, and the form of a price.
 
-A cost is any object with `step_seconds(work)` and `explain(work)`.
+A cost is any object with `step_seconds(work)`.
 """
 
 from collections.abc import Iterable
@@ -62,11 +62,9 @@ class Breakdown(NamedTuple):
 
 
 class StepCost(Protocol):
-    """Prices a step. The parts of the breakdown add up to step_seconds."""
+    """Prices a step. GPUCost and FittedCost also `explain` it: a Breakdown whose parts add up to step_seconds."""
 
     def step_seconds(self, work: StepWork) -> float: ...
-
-    def explain(self, work: StepWork) -> Breakdown: ...
 
 
 def work_of(output: SchedulerOutput) -> StepWork:

@@ -27,6 +27,7 @@ LAYERS = [
     "serve",
     "sim",
     "parts",
+    "calibrate",
     "watch",
     "grade",
     "lab",
