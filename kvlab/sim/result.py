@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import mul
 from typing import Any, NamedTuple
 
 from kvlab.config import EngineConfig
@@ -162,12 +163,13 @@ class SimResult:
         for name, counts in self.distributions.items():
             for q, value in zip(QUANTILES, quantiles(counts, QUANTILES), strict=True):
                 found[f"{name}_p{q * 100:.0f}_s"] = value / NS
-        busy = self._time_weighted("duration_ns", None)
-        used = self._time_weighted("used_blocks", "duration_ns")
+        busy = sum(self.step_columns["duration_ns"])
+        used = self._over_time("used_blocks")
         found |= {
             "kv_usage": _share(used, busy * self.num_usable_blocks), "kv_usage_peak": stats.peak_usage,
-            "kv_filled": _share(self._time_weighted("kv_tokens", "duration_ns"), used * size),
-            "running": _share(self._time_weighted("num_running", "duration_ns"), busy), "peak_running": stats.peak_running,
+            "kv_filled": _share(self._over_time("kv_tokens"), used * size),
+            "running": _share(self._over_time("num_running"), busy),
+            "peak_running": stats.peak_running,
             "preemptions": stats.num_preemptions_recompute + stats.num_preemptions_swap,
             "recomputed_tokens": stats.num_recomputed_tokens, "swapped_out_tokens": stats.num_swapped_out_blocks * size,
             "swapped_in_tokens": stats.num_swapped_in_blocks * size, "idle_seats": stats.num_idle_seats,
@@ -175,11 +177,9 @@ class SimResult:
         }  # fmt: skip
         return found
 
-    def _time_weighted(self, name: str, weights: str | None) -> int:
-        column = self.step_columns[name]
-        if weights is None:
-            return sum(column)
-        return sum(value * weight for value, weight in zip(column, self.step_columns[weights], strict=True))
+    def _over_time(self, name: str) -> int:
+        """The sum of a column, each step weighed by its nanoseconds."""
+        return sum(map(mul, self.step_columns[name], self.step_columns["duration_ns"]))
 
     # ---- frames; pandas is imported here alone
 
@@ -202,7 +202,7 @@ class SimResult:
     def steps(self) -> Any:
         """A row for each step: when, how long, what it computed, who ran and waited, blocks in use.
 
-        num_waiting is before anybody was let in; num_running, used_blocks and kv_tokens are as the step ends.
+        Counts are of the step as it was scheduled; kv_tokens are there at its end. Who arrived meanwhile is not in it.
         """
         import pandas as pd
 

@@ -16,7 +16,7 @@ from math import isfinite
 from typing import Any
 
 from kvlab.config import EngineConfig
-from kvlab.costs import StepCost, StepWork, work_of
+from kvlab.costs import Breakdown, Part, StepCost, StepWork, work_of
 from kvlab.events import Recorder
 from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Request, Scheduler
@@ -33,6 +33,9 @@ class ConstantCost:
 
     def step_seconds(self, work: StepWork) -> float:
         return self.seconds
+
+    def explain(self, work: StepWork) -> Breakdown:
+        return Breakdown((Part("step", self.seconds, "measured"),))
 
 
 class SimRequest(Request):
@@ -65,7 +68,7 @@ class Simulator:
     """Runs workloads through a scheduler made of `config` and `parts`.
 
     config: num_gpu_blocks_override must be set, for there is no memory to measure.
-    costs: what a step takes, an object with step_seconds(StepWork) -> seconds (kvlab.costs).
+    costs: what a step takes, an object with step_seconds(StepWork) -> seconds (kvlab.costs has some).
     parts: a kvlab.parts.Parts, whose replacements decide in the place of ours.
     recorder: sees the events of every run.
     """
@@ -140,7 +143,7 @@ class _Run:
     def step(self, now: int) -> int:
         """Schedule, let the step's time pass, take in its tokens. Returns when it ended."""
         scheduler = self.scheduler
-        num_waiting = len(scheduler.waiting)
+        num_waited = len(scheduler.waiting)
         output = scheduler.schedule()
         if not output.scheduled and not output.preempted:
             raise RuntimeError(
@@ -148,13 +151,13 @@ class _Run:
                 f"step is empty; a replaced policy or block layer may never say yes"
             )
         work = work_of(output)
-        entered = num_waiting - len(scheduler.waiting) + len(output.preempted)
+        entered = num_waited - len(scheduler.waiting) + len(output.preempted)
         for request, _ in output.scheduled[-entered:] if entered else ():  # who enters stands last
             if request.admitted_at is None:
                 request.admitted_at = now
         duration = self._duration(work, output)
         end = now + duration
-        self._write_step(now, duration, num_waiting, work, output)
+        self._write_step(now, duration, work, output)
         sampled = self.tokens
         if work.num_logits < work.num_sequences:  # chunks with more of the prompt to come bring no token
             sampled = {
@@ -194,11 +197,11 @@ class _Run:
             raise ValueError(f"step {output.step} takes {seconds!r} seconds: costs must give 0 or more for {work}")
         return round(seconds * NS)
 
-    def _write_step(self, now: int, duration: int, num_waiting: int, work: StepWork, output: SchedulerOutput) -> None:
-        running = self.scheduler.running
+    def _write_step(self, now: int, duration: int, work: StepWork, output: SchedulerOutput) -> None:
+        running, waiting = self.scheduler.running, self.scheduler.waiting
         held = work.num_tokens + sum([request.num_computed_tokens for request in running])
         used = self.num_usable - self.pool.get_num_free_blocks()
-        row = (now, duration, work.num_tokens, work.num_sequences, work.num_chunks, len(running), num_waiting,
+        row = (now, duration, work.num_tokens, work.num_sequences, work.num_chunks, len(running), len(waiting),
                len(output.preempted), used, held)  # fmt: skip
         for column, value in zip(self.steps.values(), row, strict=True):
             column.append(value)

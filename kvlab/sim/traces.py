@@ -95,13 +95,12 @@ def read_trace(path: str | Path, name: str | None = None) -> Workload:
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path}: holds no request")
-    for names, reader in ((AZURE, _azure), (BURSTGPT, _burstgpt), (MOONCAKE, _mooncake), (OURS, _ours)):
-        if all(field in first.fields for field in names):
-            break
-    else:
-        known = "; ".join(", ".join(names) for names in (AZURE, BURSTGPT, MOONCAKE, OURS))
-        raise ValueError(f"{first.place}: has the fields {', '.join(map(str, first.fields))}; known are: {known}")
-    return _gather(path, name, first, rows, reader)
+    readers = {AZURE: _azure, BURSTGPT: _burstgpt, MOONCAKE: _mooncake, OURS: _ours}
+    known = [names for names in readers if all(field in first.fields for field in names)]
+    if not known:
+        formats = "; ".join(", ".join(names) for names in readers)
+        raise ValueError(f"{first.place}: has the fields {', '.join(map(str, first.fields))}; known are: {formats}")
+    return _gather(path, name, first, rows, readers[known[0]])
 
 
 def _gather(path: Path, name: str | None, first: _Row, rows: Iterator[_Row],
