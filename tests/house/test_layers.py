@@ -34,6 +34,7 @@ LAYERS = [
     "demo",
     "doctor",
     "cli_labs",
+    "cli_sim",
     "cli",
     "__main__",
 ]
