@@ -199,7 +199,9 @@ class _Run:
 
     def _write_step(self, now: int, duration: int, work: StepWork, output: SchedulerOutput) -> None:
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        held = work.num_tokens + sum([request.num_computed_tokens for request in running])
+        held = work.kv_tokens_read  # by those who compute something: nearly always all who run
+        if work.num_sequences < len(running):
+            held = work.num_tokens + sum([request.num_computed_tokens for request in running])
         used = self.num_usable - self.pool.get_num_free_blocks()
         row = (now, duration, work.num_tokens, work.num_sequences, work.num_chunks, len(running), len(waiting),
                len(output.preempted), used, held)  # fmt: skip
