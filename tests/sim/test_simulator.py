@@ -139,10 +139,12 @@ def oracle(workload: Workload, config: EngineConfig, costs, policies=None, recor
     """The slow way: EngineCore on the slot-echo model, a list of times for each request, steps counted one by one."""
     scheduler = Scheduler(config, None, policies, recorder)
     inner = SlotEchoRunner(config.num_gpu_blocks_override, config.block_size, config.num_cpu_blocks_override or 0)
-    durations = []
+    durations, admitted = [], {}
 
     class Clocked:
         def execute(self, output):
+            for request, _ in output.scheduled:
+                admitted.setdefault(request.request_id, now)
             durations.append(round(costs.step_seconds(work_of(output)) * S))
             return inner.execute(output)
 
@@ -166,7 +168,7 @@ def oracle(workload: Workload, config: EngineConfig, costs, policies=None, recor
         now += durations[-1]
         for result in results:
             times[result.request.request_id] += [now] * len(result.new_token_ids)
-    return times, durations, scheduler.stats
+    return times, admitted, durations, scheduler.stats
 
 
 @st.composite
@@ -199,7 +201,7 @@ class WorkCost:
 def test_every_time_is_the_engines(drawn, reckless):
     made, workload = drawn
     parts = RECKLESS if reckless else None
-    times, durations, stats = oracle(workload, made, WorkCost(), parts and parts.policies)
+    times, admitted, durations, stats = oracle(workload, made, WorkCost(), parts and parts.policies)
 
     def check(scheduler, now):
         scheduler.manager.check()
@@ -218,6 +220,7 @@ def test_every_time_is_the_engines(drawn, reckless):
         gaps.update(between)
         assert record.finish_reason == "length" and record.error is None
         assert record.output_tokens == len(own) == arrival.output_tokens
+        assert record.admitted_at == admitted[arrival.request_id]
         assert (record.first_token_at, record.last_token_at) == (own[0], own[-1])
         assert record.longest_gap == max(between, default=0)
     assert result.gaps == gaps
@@ -404,3 +407,37 @@ def test_chains_of_prefix_ids_are_found_as_far_as_they_are_equal():
     arrivals = [Arrival(i * 100 * S, 12, 1, str(i), 0, chain) for i, chain in enumerate(ids)]
     result = Simulator(config(200), ConstantCost(1)).run(Workload("chains", arrivals, prefix_block_size=4))
     assert [record.cached_tokens for record in result.records] == [0, 8, 0, 8]
+
+
+def least_recently_used(workload: Workload, usable: int, size: int) -> list[int]:
+    """Cached tokens of each prompt, one request after the other, over a list of blocks in order of eviction."""
+    queue: list[int | None] = [None] * usable  # prefix ids; each stands for all before it, too
+    found = []
+    for arrival in workload.arrivals:
+        full = arrival.prefix_ids[: (arrival.prompt_tokens - 1) // size]
+        hits = next((i for i, prefix_id in enumerate(full) if prefix_id not in queue), len(full))
+        found.append(hits * size)
+        for prefix_id in full[:hits]:
+            queue.remove(prefix_id)
+        needed = -(-arrival.prompt_tokens // size)
+        del queue[: needed - hits]
+        whole = arrival.prompt_tokens // size
+        held = [prefix_id if i < whole and (i < hits or prefix_id not in queue) else None
+                for i, prefix_id in enumerate(arrival.prefix_ids)]  # fmt: skip
+        queue += reversed(held)
+    return found
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=5), st.integers(1, 4)), min_size=1, max_size=40),
+       st.integers(6, 12))  # fmt: skip
+def test_the_prefix_cache_evicts_least_recently_used_blocks(drawn, usable):
+    """Prompts of a random tree of prefixes through a pool that cannot hold it, against a plain list (L33 6.3)."""
+    names: dict[tuple[int, ...], int] = {}
+    arrivals = []
+    for number, (path, rest) in enumerate(drawn):
+        path = [*path, 100 + number % 3]  # an id says all before it: one for each way from the root
+        ids = tuple(names.setdefault(tuple(path[: i + 1]), len(names)) for i in range(len(path)))
+        arrivals.append(Arrival(number * S, 4 * len(path) - 4 + rest, 1, str(number), 0, ids))
+    workload = Workload("tree", arrivals, prefix_block_size=4)
+    result = Simulator(config(usable, 4), ConstantCost(0.1)).run(workload)
+    assert [record.cached_tokens for record in result.records] == least_recently_used(workload, usable, 4)
