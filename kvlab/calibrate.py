@@ -5,13 +5,12 @@
 
 A step lasts from the beginning of one forward to that of the next: forward, update, delivery of the outputs and the
 next schedule(), so that the steps of a run add up to it. The same workload is run several times, always with the
-same steps, and of each step the quickest counts: what others do on the machine only ever makes it slower.
+same steps, and of each step the median counts.
 
 On a CPU with one thread the clock is the process's CPU time: on a quiet machine that is the time on the wall, and on
 a busy one it leaves out the waiting for a core. Elsewhere it is the wall's.
 """
 
-import math
 import os
 import platform
 import random
@@ -81,13 +80,13 @@ def timed_steps(llm: LLM, load: Load, seed: int = 0, clock: Callable[[], float] 
     ]
 
 
-def quickest(runs: Sequence[list[TimedStep]]) -> list[TimedStep]:
-    """Of runs with the same steps, each step at its quickest. ValueError if the steps are not the same."""
+def median_steps(runs: Sequence[list[TimedStep]]) -> list[TimedStep]:
+    """Of runs with the same steps, each step with its median time. ValueError if the steps are not the same."""
     steps = []
     for same in zip(*runs, strict=True):
         if len({step.work for step in same}) != 1:
             raise ValueError(f"runs of one workload took different steps: {same[0].work} and others")
-        steps.append(min(same, key=lambda step: step.seconds))
+        steps.append(same[0]._replace(seconds=statistics.median(step.seconds for step in same)))
     return steps
 
 
@@ -106,8 +105,8 @@ def workloads(longest: int, budget: int, seats: int) -> Iterator[tuple[str, Load
             yield f"prefill {chunk}", [(chunk, 1)]
     yield "chunks", [(min(3 * budget, longest - 2), 2)]
     rng = random.Random(0)
-    mixed = [(rng.randint(8, min(400, longest // 2)), rng.randint(2, 30)) for _ in range(2 * seats)]
-    yield "mixed", mixed
+    half = longest // 2
+    yield "mixed", [(rng.randint(1, min(400, half)), rng.randint(1, min(30, half))) for _ in range(2 * seats)]
 
 
 @dataclass
@@ -130,35 +129,41 @@ class Calibration:
         return [(name, *row) for name, row in rows.items()]
 
 
-def calibrate(model: str = "tiny", *, rounds: int = 3, seconds: float = 5.0, about: dict[str, Any] | None = None,
-              **engine_options) -> Calibration:  # fmt: skip
-    """Time the engine on this machine and fit a cost to its steps.
+class Calibrator:
+    """An engine and the workloads to time it with, round by round, so that a busy minute does not hit one alone.
 
-    model: as for LLM. rounds: runs of each workload. seconds: workloads that would take longer, each, are left out.
-    engine_options: LLM's; the cost holds for engines like this one.
+    model: as for LLM. seconds: workloads that would take longer, each, are left out. engine_options: LLM's; the cost
+    holds for engines like this one.
     """
-    if not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"rounds is {rounds!r}: give a whole number of at least 1")
-    llm = LLM(model, **DEFAULTS | engine_options)
-    config = llm.config
-    longest = min(config.max_model_len, (config.num_gpu_blocks_override - 1) * config.block_size)
-    probe = [(min(64, longest - 2), 2)]
-    timed_steps(llm, probe)  # the first call pays for what is set up lazily
-    per_token = timed_steps(llm, probe)[0].seconds / probe[0][0]
-    loads = [
-        (name, load) for name, load in workloads(longest, config.max_num_batched_tokens, config.max_num_seqs)
-        if sum(prompt + outputs for prompt, outputs in load) * per_token <= seconds
-    ]  # fmt: skip
-    runs: dict[str, list[list[TimedStep]]] = {name: [] for name, _ in loads}
-    for _ in range(rounds):  # round by round, so that a busy minute does not hit one workload alone
-        for name, load in loads:
-            runs[name].append(timed_steps(llm, load))
-    steps = [(name, step.work, step.seconds) for name, some in runs.items() for step in quickest(some)]
-    cost = fit([work for _, work, _ in steps], [seconds for _, _, seconds in steps])
-    return Calibration(FittedCost(cost.seconds_per | block_costs(llm, rounds), about or {}), steps)
+
+    def __init__(self, model: str = "tiny", *, seconds: float = 5.0, **engine_options):
+        self.llm = LLM(model, **DEFAULTS | engine_options)
+        config = self.llm.config
+        longest = min(config.max_model_len, (config.num_gpu_blocks_override - 1) * config.block_size)
+        probe = [(min(64, longest - 2), 2)]
+        timed_steps(self.llm, probe)  # the first call pays for what is set up lazily
+        per_token = timed_steps(self.llm, probe)[0].seconds / probe[0][0]
+        self.loads = {
+            name: load for name, load in workloads(longest, config.max_num_batched_tokens, config.max_num_seqs)
+            if sum(prompt + outputs for prompt, outputs in load) * per_token <= seconds
+        }  # fmt: skip
+        if not self.loads:
+            raise ValueError(f"no workload of this model takes less than {seconds} seconds: raise `seconds`")
+        self.runs: dict[str, list[list[TimedStep]]] = {name: [] for name in self.loads}
+
+    def run(self) -> None:
+        """One round: every workload once."""
+        for name, load in self.loads.items():
+            self.runs[name].append(timed_steps(self.llm, load))
+
+    def result(self, about: dict[str, Any] | None = None) -> Calibration:
+        """The cost fitted to all rounds so far."""
+        steps = [(name, step.work, step.seconds) for name, runs in self.runs.items() for step in median_steps(runs)]
+        cost = fit([work for _, work, _ in steps], [seconds for _, _, seconds in steps])
+        return Calibration(FittedCost(cost.seconds_per | block_costs(self.llm), about or {}), steps)
 
 
-def block_costs(llm: LLM, rounds: int = 5) -> dict[str, float]:
+def block_costs(llm: LLM, rounds: int = 7) -> dict[str, float]:
     """Seconds to copy, swap out and swap in one block, by StepWork's terms; no request may be running.
 
     What lies in the blocks is overwritten: call it where no prefix cache will read them again.
@@ -174,15 +179,15 @@ def block_costs(llm: LLM, rounds: int = 5) -> dict[str, float]:
             pairs = {"copy": (gpu, range(n + 1, 2 * n + 1)), "swap_out": (gpu, cpu), "swap_in": (cpu, gpu)}
             sources, targets = pairs[kind]
             ops = [(kind, src, dst) for src, dst in zip(sources, targets, strict=True)]
-            least = math.inf
-            for _ in range(rounds + 1):
+            took = []
+            for _ in range(rounds):
                 start = clock()
                 kv_cache.apply(ops)
                 if kv_cache.device.type == "cuda":
                     torch.cuda.synchronize()
-                least = min(least, clock() - start)
+                took.append(clock() - start)
             works.append(StepWork()._replace(**{term: n}))
-            times.append(least)
+            times.append(max(statistics.median(took), 1e-9))  # the clock may not have moved
         if works:
             found[term] = fit(works, times, [term]).seconds_per[term]
     return found
@@ -196,12 +201,16 @@ def spread(errors: Sequence[float]) -> tuple[float, float]:
 
 def main(model: str, json_path: Path | None, *, rounds: int, threads: int, seconds: float) -> None:
     """`kvlab calibrate`: print measured against modelled, and write the cost."""
-    if threads < 1:
-        raise ValueError(f"threads is {threads}: give at least 1")
+    for name, value in (("threads", threads), ("rounds", rounds)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: give at least 1")
     torch.set_num_threads(threads)
     about = {"model": model, "threads": threads, "rounds": rounds, "torch": torch.__version__,
              "machine": platform.machine(), "cores": os.cpu_count(), **DEFAULTS}  # fmt: skip
-    found = calibrate(model, rounds=rounds, seconds=seconds, about=about)
+    calibrator = Calibrator(model, seconds=seconds)
+    for _ in range(rounds):
+        calibrator.run()
+    found = calibrator.result(about)
     print(f"{'workload':18} {'steps':>5} {'measured':>10} {'modelled':>10}   difference")
     for name, steps, measured, modelled in found.table():
         difference = modelled / measured - 1

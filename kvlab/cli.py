@@ -195,7 +195,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
 def calibrate(
     model: Annotated[str, typer.Argument(help="'tiny' (shipped), a model's folder, or a hub id.")] = "tiny",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the cost for the simulator.")] = None,
-    rounds: Annotated[int, typer.Option(help="Runs of each workload; of each step the quickest counts.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Runs of each workload; of each step the median counts.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads of PyTorch.")] = 1,
     seconds: Annotated[float, typer.Option(help="Leave out workloads that would take longer, each.")] = 5.0,
 ) -> None:
