@@ -9,7 +9,8 @@ TPOT are compared. (Taking turns, both see the same machine, whatever else it do
 
 One thread. The engine's clock is the process's CPU time, which on a quiet machine is the time on the wall and on a
 busy one leaves out waiting for a core; the wall's time is printed beside it, with the cores that the process had.
-Medians over the rounds, in the calibration as in the comparison.
+Medians over the rounds: of whole runs, and beside them of each step by itself, as the calibration takes them (noise
+that only ever adds makes the former the larger).
 """
 
 import argparse
@@ -27,7 +28,7 @@ import torch
 from offline import processor, versions
 
 from kvlab import LLM
-from kvlab.calibrate import DEFAULTS, Calibrator, Load, TimedStep, spread, timed_steps
+from kvlab.calibrate import DEFAULTS, Calibrator, Load, TimedStep, median_steps, spread, timed_steps
 from kvlab.costs import FittedCost, StepWork
 from kvlab.sim import Simulator, closed_batch
 
@@ -95,6 +96,7 @@ class Reality:
             "counts": counts, "same_counts": all(counts[name] == getattr(result.stats, name) for name in COUNTED),
             "makespan_s": real, "makespan_simulated_s": result.makespan_s,
             "makespan_error": result.makespan_s / real - 1, "makespans_s": makespans,
+            "makespan_of_median_steps_s": sum(step.seconds for step in median_steps(self.runs)),
             "tpot_s": tpot, "tpot_simulated_s": simulated_tpot, "tpot_error": simulated_tpot / tpot - 1,
             "wall_s": self.walls, "cores": [cpu / wall for cpu, wall in zip(makespans, self.walls, strict=True)],
         }  # fmt: skip
@@ -109,6 +111,8 @@ def show(name: str, row: dict) -> None:
         real, simulated = row[f"{what}_s"] * scale, row[f"{what}_simulated_s"] * scale
         error = row[f"{what}_error"]
         print(f"  {what:9} engine {real:8.3f} {unit:2}  simulated {simulated:8.3f} {unit:2}  {error:+.1%}")
+    steps = row["makespan_of_median_steps_s"]
+    print(f"  step by step, medians: {steps:.3f} s, {row['makespan_simulated_s'] / steps - 1:+.1%}")
     print(f"  runs from {min(row['makespans_s']):.3f} to {max(row['makespans_s']):.3f} s; on the wall "
           f"{statistics.median(row['wall_s']):.3f} s with {statistics.median(row['cores']):.2f} cores")  # fmt: skip
 
@@ -139,9 +143,9 @@ def main() -> None:
         show(name, row)
     print(f"\nload average {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after")
     if args.json:
-        report = {"command": " ".join(sys.argv), "seconds_per": found.cost.seconds_per, "fit_errors": fitted,
-                  "pools": rows, "load_average": [load_before[0], os.getloadavg()[0]], "cpu": processor(), "cores": os.cpu_count(),
-                  "versions": versions()}  # fmt: skip
+        report = {"command": " ".join(sys.argv), "pools": rows, "seconds_per": found.cost.seconds_per,
+                  "fit_errors": fitted, "load_average": [load_before[0], os.getloadavg()[0]],
+                  "cpu": processor(), "cores": os.cpu_count(), "versions": versions()}  # fmt: skip
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

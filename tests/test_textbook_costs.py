@@ -65,7 +65,7 @@ def test_c17_a_long_prefill_makes_a_step_of_20_ms_one_of_half_a_second():
 
 
 def test_c18_chunks_of_512_take_about_35_ms_each():
-    """The text: 4000 tokens are 8 steps of 35 ms. Holds for the same 13B; the last has 416, and late ones take longer."""
+    """The text: 4000 tokens are 8 steps of 35 ms. Holds for the same 13B; the last has 416 tokens."""
     sizes = [min(512, 4000 - done) for done in range(0, 4000, 512)]
     assert len(sizes) == 8 and sizes[-1] == 416  # 4000 / 512 = 7.8
     cost, decodes = GPUCost.of("H100", "Llama-2-13B"), [(1, 1000)] * 32
