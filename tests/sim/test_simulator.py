@@ -100,6 +100,10 @@ def test_a_swap_by_hand():
     assert list(result.step_columns["num_tokens"]) == [6, 2, 1, 1, 1, 1]
     assert found["preemptions"] == 1 and found["recomputed_tokens"] == 0
     assert found["swapped_out_tokens"] == found["swapped_in_tokens"] == 4
+    # With prefix caching the first block, published by then, is found on the GPU: only one is copied back.
+    made = config(4, 2, num_cpu_blocks_override=4)
+    found = Simulator(made, ConstantCost(1), RECKLESS).run(closed_batch([(3, 4), (3, 4)])).summary()
+    assert found["swapped_out_tokens"] == 4 and found["swapped_in_tokens"] == 2
 
 
 def test_an_idle_engine_goes_to_the_next_arrival():
@@ -139,12 +143,15 @@ def oracle(workload: Workload, config: EngineConfig, costs, policies=None, recor
     """The slow way: EngineCore on the slot-echo model, a list of times for each request, steps counted one by one."""
     scheduler = Scheduler(config, None, policies, recorder)
     inner = SlotEchoRunner(config.num_gpu_blocks_override, config.block_size, config.num_cpu_blocks_override or 0)
-    durations, admitted = [], {}
+    durations, admitted, held = [], {}, []
 
     class Clocked:
         def execute(self, output):
             for request, _ in output.scheduled:
                 admitted.setdefault(request.request_id, now)
+            tokens = sum(request.num_computed_tokens for request in scheduler.running)
+            blocks = {block.block_id for table in scheduler.manager.req_to_blocks.values() for block in table}
+            held.append((len(blocks), tokens + output.total_num_scheduled_tokens))
             durations.append(round(costs.step_seconds(work_of(output)) * S))
             return inner.execute(output)
 
@@ -168,7 +175,7 @@ def oracle(workload: Workload, config: EngineConfig, costs, policies=None, recor
         now += durations[-1]
         for result in results:
             times[result.request.request_id] += [now] * len(result.new_token_ids)
-    return times, admitted, durations, scheduler.stats
+    return times, admitted, durations, held, scheduler.stats
 
 
 @st.composite
@@ -201,13 +208,15 @@ class WorkCost:
 def test_every_time_is_the_engines(drawn, reckless):
     made, workload = drawn
     parts = RECKLESS if reckless else None
-    times, admitted, durations, stats = oracle(workload, made, WorkCost(), parts and parts.policies)
+    times, admitted, durations, held, stats = oracle(workload, made, WorkCost(), parts and parts.policies)
 
     def check(scheduler, now):
         scheduler.manager.check()
 
     result = Simulator(made, WorkCost(), parts).run(workload, check)
     assert list(result.step_columns["duration_ns"]) == durations
+    columns = result.step_columns
+    assert list(zip(columns["used_blocks"], columns["kv_tokens"], strict=True)) == held
     assert vars(result.stats) == vars(stats)
     gaps = Counter()
     for record, arrival in zip(result.records, workload.arrivals, strict=True):
@@ -400,6 +409,17 @@ def test_equal_prompts_share_them_but_not_their_outputs():
     arrivals.append(Arrival(200 * S, 12, 1, "other", 0, (7, 7)))  # goes on after 8 tokens in a way of its own
     result = Simulator(config(200), ConstantCost(1)).run(Workload("equal", arrivals, prefix_block_size=4))
     assert [record.cached_tokens for record in result.records] == [0, 4, 8]  # one token is left to compute
+
+
+def test_outputs_of_equal_prompts_are_published_under_names_of_their_own():
+    # 8 prompt tokens and 9 outputs, of which 16 are computed: 4 blocks of 4 each. The prompt's 2 have one name each.
+    arrivals = [Arrival(i * 100 * S, 8, 9, str(i), 0, (7, 7)) for i in range(2)]
+    seen = []
+    Simulator(config(200), ConstantCost(1)).run(
+        Workload("equal", arrivals, prefix_block_size=4),
+        lambda scheduler, now: seen.append(len(scheduler.manager.block_pool.cached_block_hash_to_block)),
+    )
+    assert seen[-1] == 2 + 2 * 2
 
 
 def test_chains_of_prefix_ids_are_found_as_far_as_they_are_equal():
