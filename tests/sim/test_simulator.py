@@ -106,6 +106,17 @@ def test_a_swap_by_hand():
     assert found["swapped_out_tokens"] == 4 and found["swapped_in_tokens"] == 2
 
 
+def test_who_gets_nothing_of_a_step_keeps_its_tokens_and_waits():
+    def plan_tokens(pending, budget, limit):
+        return [min(pending[0], budget)] + [0] * (len(pending) - 1)  # all to the first
+
+    made = config(enable_prefix_caching=False)
+    result = Simulator(made, ConstantCost(1), Parts(plan_tokens=plan_tokens)).run(closed_batch([(2, 3), (2, 3)]))
+    assert list(result.step_columns["num_tokens"]) == [4, 1, 1, 1, 1]
+    assert list(result.step_columns["kv_tokens"]) == [4, 5, 6, 3, 4]
+    assert result.gaps == {S: 3, 3 * S: 1} and result.records[1].longest_gap == 3 * S
+
+
 def test_an_idle_engine_goes_to_the_next_arrival():
     workload = Workload("far apart", [Arrival(5 * S, 1, 1, "a"), Arrival(100 * S, 1, 1, "b")])
     result = Simulator(config(), ConstantCost(0.25)).run(workload)
