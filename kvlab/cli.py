@@ -1,4 +1,4 @@
-"""The command `kvlab` (also `python -m kvlab`): demo, generate, doctor, and the twins of the make targets.
+"""The command `kvlab` (also `python -m kvlab`): demo, generate, simulate, doctor, and the twins of the make targets.
 
 Each command imports what it needs when it runs, so that `kvlab --help` starts at once and works without
 torch. A ValueError is the user's to mend, so it is shown as one red line and the exit code is 2; any other
@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import kvlab
-from kvlab import cli_labs
+from kvlab import cli_labs, cli_sim
 
 app = typer.Typer(
     help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
@@ -141,10 +141,11 @@ def generate(
         "swap_space": swap_space,
         "seed": int.from_bytes(os.urandom(4)) if seed is None and temperature > 0 else None,
         "enable_prefix_caching": False if no_prefix_caching else None,
-        "parts": _parts_of(with_) if with_ else None,
+        "parts": cli_labs.parts_of(with_) if with_ else None,
     }
     if options["parts"] and options["parts"].arena:
         options |= {"reservation": "contiguous", "max_model_len": 512}  # an arena places whole requests, not blocks
+        print("reservation: contiguous, 512 slots a request, placed by your arena", file=sys.stderr)
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
     with _engine_extra():
         from kvlab import LLM
@@ -154,30 +155,6 @@ def generate(
             _show_stream(llm.stream(conversations[0] if chat else prompts[0], params))
         else:
             _show(prompts, llm.chat(conversations, params) if chat else llm.generate(prompts, params))
-
-
-def _parts_of(notebooks: list[str]) -> Any:
-    """The solved parts of all notebooks, the later ones' first; says on stderr which are yours."""
-    from rich.console import Console
-
-    from kvlab.doctor import pip_command
-
-    try:
-        from kvlab.lab.yours import parts_from_notebook
-    except ImportError as error:
-        _fail(f"--with needs {error.name}, which is not installed. Type: {pip_command('labs')}")
-    from kvlab.parts import Parts
-
-    notes, parts = Console(stderr=True, highlight=False), Parts()
-    for notebook in notebooks:
-        more, found = parts_from_notebook(notebook)
-        parts |= more
-        for one in found:
-            whose = f"yours, {one.name}" if one.is_yours else f"ours: {one.why}"
-            notes.print(f"{one.part:18} {whose}", style="green" if one.is_yours else "dim", markup=False)
-    if parts.arena:
-        notes.print("each request reserves 512 consecutive slots, which your arena places (reservation: contiguous)")
-    return parts
 
 
 def _show_stream(deltas: Iterable[Any]) -> None:
@@ -215,6 +192,24 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")
     from kvlab.doctor import run
 
     run(as_json)
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="'tiny' (shipped), a model's folder, or a hub id.")] = "tiny",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the cost for the simulator.")] = None,
+    rounds: Annotated[int, typer.Option(help="Runs of each workload; of each step the median counts.")] = 3,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Leave out workloads that would take longer, each.")] = 5.0,
+) -> None:
+    """Time the engine's steps on this machine and fit the cost model to them: measured against modelled."""
+    with _engine_extra():
+        from kvlab.calibrate import main
+
+        main(model, json_path, rounds=rounds, threads=threads, seconds=seconds)
+
+
+app.command()(cli_sim.simulate)
 
 
 @app.command(rich_help_panel=COURSE)

@@ -52,6 +52,28 @@ def labs_extra() -> Iterator[None]:
         raise ValueError(f"this needs {package}, which is not installed. Type: {pip_command('labs')}") from None
 
 
+def parts_of(notebooks: list[str]) -> Any:
+    """The solved parts of all notebooks (--with), the later ones' first; says on stderr which are yours."""
+    from rich.console import Console
+
+    from kvlab.doctor import pip_command
+
+    try:
+        from kvlab.lab.yours import parts_from_notebook
+    except ImportError as error:
+        raise ValueError(f"--with needs {error.name}, which is not installed. Type: {pip_command('labs')}") from None
+    from kvlab.parts import Parts
+
+    notes, parts = Console(stderr=True, highlight=False), Parts()
+    for notebook in notebooks:
+        more, found = parts_from_notebook(notebook)
+        parts |= more
+        for one in found:
+            whose = f"yours, {one.name}" if one.is_yours else f"ours: {one.why}"
+            notes.print(f"{one.part:18} {whose}", style="green" if one.is_yours else "dim", markup=False)
+    return parts
+
+
 # --- for students --------------------------------------------------------------------------------------------
 
 

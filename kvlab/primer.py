@@ -129,6 +129,21 @@ def num_projected(prompt: int, num_tokens: int, with_cache: bool) -> int:
 # ---- what a step costs
 
 
+def flops_per_token(shape: ModelShape) -> int:
+    """FLOP of one token's way through the layers' matrices: 2 a weight, whatever stands before it."""
+    return 2 * shape.num_layer_weights
+
+
+def flops_per_logits(shape: ModelShape) -> int:
+    """FLOP of the logits of one token."""
+    return 2 * shape.vocab_size * shape.hidden_size
+
+
+def flops_per_pair(shape: ModelShape) -> int:
+    """FLOP of one query and one key in all layers and heads: q.k, then weight times v."""
+    return 4 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
+
+
 def step_flops(shape: ModelShape, step: Step) -> int:
     """Floating-point operations of one step, a multiply and an add being two.
 
@@ -139,8 +154,7 @@ def step_flops(shape: ModelShape, step: Step) -> int:
     flops = 0
     for new, computed in _checked(step):
         pairs = new * computed + new * (new + 1) // 2
-        flops += 2 * shape.num_layer_weights * new + 2 * shape.vocab_size * shape.hidden_size
-        flops += 4 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim * pairs
+        flops += flops_per_token(shape) * new + flops_per_pair(shape) * pairs + flops_per_logits(shape)
     return flops
 
 
@@ -165,11 +179,15 @@ def intensity(shape: ModelShape, step: Step, dtype_bytes: int = 2) -> float:
 
 @dataclass(frozen=True)
 class GPU:
-    """peak_flops: FLOP/s of dense bf16 (or fp16) matrix products. bandwidth: bytes/s. memory: bytes."""
+    """peak_flops: FLOP/s of dense bf16 (or fp16) matrix products. bandwidth: bytes/s. memory: bytes.
+
+    pcie_bandwidth: bytes/s to the host, in one direction (the sheets print both together); 0 if nobody has said.
+    """
 
     peak_flops: float
     bandwidth: float
     memory: int
+    pcie_bandwidth: float = 0.0
 
     @property
     def balance(self) -> float:
@@ -178,13 +196,14 @@ class GPU:
 
 
 # From NVIDIA's data sheets, without sparsity (the sheets of H100, H200, L4 print figures with it: twice as much).
+# PCIe x16: Gen5 is 128 GB/s both ways (sheets of H100 and H200), Gen4 64 (A100, L4), Gen3 32 (T4).
 GPUS: dict[str, GPU] = {
-    "H200": GPU(989e12, 4.8e12, 141 * GB),  # SXM
-    "H100": GPU(989e12, 3.35e12, 80 * GB),  # SXM
-    "A100": GPU(312e12, 2.039e12, 80 * GB),  # SXM, 80 GB
-    "RTX 4090": GPU(165e12, 1.008e12, 24 * GB),  # Ada white paper: fp16 with fp32 accumulation
-    "L4": GPU(121e12, 0.3e12, 24 * GB),
-    "T4": GPU(65e12, 0.32e12, 16 * GB),  # fp16: it has no bf16
+    "H200": GPU(989e12, 4.8e12, 141 * GB, 64e9),  # SXM
+    "H100": GPU(989e12, 3.35e12, 80 * GB, 64e9),  # SXM
+    "A100": GPU(312e12, 2.039e12, 80 * GB, 32e9),  # SXM, 80 GB
+    "RTX 4090": GPU(165e12, 1.008e12, 24 * GB, 32e9),  # Ada white paper: fp16 with fp32 accumulation; PCIe Gen4
+    "L4": GPU(121e12, 0.3e12, 24 * GB, 32e9),
+    "T4": GPU(65e12, 0.32e12, 16 * GB, 16e9),  # fp16: it has no bf16
 }
 
 

@@ -191,6 +191,11 @@ class Scheduler(StepOutcome):
             self._batch_is_forming = False
             return
         config, manager = self.config, self.manager
+        # Of those who run; whoever enters now is never lower than who comes after it, for the queue is in that order.
+        lowest = max([request.priority for request in self.running], default=0)
+        if len(self.running) >= config.max_num_seqs and lowest <= self.waiting.peek().priority:
+            self._batch_is_forming = False  # no seat, and nobody who would make way: most steps under load
+            return
         aside: list[Request] = []  # those who wait a step for a block that somebody computes in this one
         budget, load, blocked = self._budget_left(scheduled), self._load(self.running), False
         try:
@@ -199,7 +204,9 @@ class Scheduler(StepOutcome):
                 if request.request_id in output.preempted:
                     break  # it has just made way and does not come back in the same step
                 has_seat = self._has_seat(request, load)
-                lower = [other for other in self.running if other.priority > request.priority]
+                lower = []
+                if lowest > request.priority:
+                    lower = [other for other in self.running if other.priority > request.priority]
                 if not has_seat and not lower:
                     blocked = True
                     break

@@ -21,6 +21,7 @@ PLAIN = [
     "kvlab.manager",
     "kvlab.contiguous",
     "kvlab.schedule",
+    "kvlab.costs",
     "kvlab.grade",
     "kvlab.lab",
     "kvlab.sim",

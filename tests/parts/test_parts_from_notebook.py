@@ -176,3 +176,16 @@ def test_generate_with_a_notebook(read, monkeypatch, capsys):
     shown = capsys.readouterr()
     assert not ended.value.code and shown.out.strip()
     assert "free_queue         yours, Queue" in shown.err and "fork               ours: not written yet" in shown.err
+
+
+def test_simulate_with_a_notebook(read, monkeypatch, capsys):
+    """The student's queue hands out the blocks of every simulated request."""
+    queue = QUEUE.replace("self.counted.number += n", "print('asked for', n)")
+    path = read.write(queue, STUB)
+    rest = ["--prompt", "40", "--output", "1", "--step-ms", "1", "--num-gpu-blocks", "9", "--with", str(path)]
+    monkeypatch.setattr(sys, "argv", ["kvlab", "simulate", "closed", "-n", "3", *rest])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown = capsys.readouterr()
+    assert not ended.value.code and shown.out.count("asked for 3\n") == 3 and "3 requests (0 refused)" in shown.out
+    assert "free_queue         yours, Queue" in shown.err and "fork               ours: not written yet" in shown.err

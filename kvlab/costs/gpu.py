@@ -1,0 +1,127 @@
+"""The cost of a step on a GPU, from first principles: what must be moved and computed, and how fast that can go.
+
+    linears      max(2 FLOP a weight and token / FLOP/s,   weight bytes / bandwidth)      all share the weights
+    attention    max(FLOP of all pairs / FLOP/s,           K/V bytes / bandwidth)         each reads its own
+    head         max(FLOP of the logits / FLOP/s,          its bytes / bandwidth)
+    launches     what the host needs to launch all kernels beyond what they take: it runs ahead of the GPU
+    host         scheduling and input preparation, before the forward
+    copies       blocks on the GPU: read and written; blocks over PCIe, each direction by itself
+
+One kernel follows the other, so the parts add up, where `primer.step_seconds` takes one maximum over the whole step:
+that is the bound of this. Within attention, chunks and decodes are taken as one kernel.
+"""
+
+from dataclasses import dataclass
+
+from kvlab.costs.preemption import transfer_seconds
+from kvlab.costs.work import Breakdown, Part, StepWork
+from kvlab.primer import GPU, GPUS, flops_per_logits, flops_per_pair, flops_per_token
+from kvlab.sizing import ModelShape, model_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPUCost:
+    """Prices steps of a model on `num_gpus` equal GPUs that share every matrix and every KV head.
+
+    What they say to each other is left out.
+    dtype_bytes, kv_dtype_bytes: of a weight, of an entry of K and V. block_size: tokens a block.
+
+    The rest are estimates, to be replaced by what you measure:
+    compute_efficiency, memory_efficiency, pcie_efficiency: the share of the data sheet's figure that is reached.
+    kernels_per_layer, launch_seconds: launches of a layer, and the host's time for one (4-6 us is often measured;
+    with CUDA graphs it is below 1). host_seconds, host_seconds_per_sequence: the engine's work before each forward.
+    transfers_per_block: pieces in which a block crosses PCIe: 1 where it is gathered first, as here, and twice the
+    layers where each layer's K and V go by themselves. transfer_latency: fixed seconds of each piece.
+    """
+
+    gpu: GPU
+    shape: ModelShape
+    dtype_bytes: float = 2
+    kv_dtype_bytes: int = 2
+    block_size: int = 16
+    num_gpus: int = 1
+    compute_efficiency: float = 0.6
+    memory_efficiency: float = 0.8
+    pcie_efficiency: float = 0.8
+    kernels_per_layer: int = 12
+    launch_seconds: float = 5e-6
+    host_seconds: float = 100e-6
+    host_seconds_per_sequence: float = 2e-6
+    transfers_per_block: int = 1
+    transfer_latency: float = 10e-6
+
+    def __post_init__(self):
+        for name in ("compute_efficiency", "memory_efficiency", "pcie_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give a share in (0, 1]")
+        for name in ("dtype_bytes", "kv_dtype_bytes", "block_size", "num_gpus"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give a number above 0")
+        for name in ("kernels_per_layer", "launch_seconds", "host_seconds", "host_seconds_per_sequence",
+                     "transfers_per_block", "transfer_latency"):  # fmt: skip
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give 0 or more")
+
+    @classmethod
+    def of(cls, gpu: str | GPU, model: str | ModelShape, **options) -> "GPUCost":
+        """By the names of kvlab.primer.GPUS and kvlab.sizing.MODELS, or for a GPU or a shape of your own."""
+        if isinstance(gpu, str):
+            if gpu not in GPUS:
+                raise ValueError(f"no GPU {gpu!r} in the table: known are {', '.join(GPUS)}; or give a primer.GPU")
+            gpu = GPUS[gpu]
+        return cls(gpu=gpu, shape=model_shape(model) if isinstance(model, str) else model, **options)
+
+    @property
+    def flops_rate(self) -> float:
+        """FLOP/s that all GPUs reach together."""
+        return self.gpu.peak_flops * self.compute_efficiency * self.num_gpus
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes/s that all GPUs read together."""
+        return self.gpu.bandwidth * self.memory_efficiency * self.num_gpus
+
+    @property
+    def weights_fit(self) -> bool:
+        """Whether the weights alone fit the GPUs' memory; a price of what does not fit is one on paper."""
+        return self.shape.weight_bytes(self.dtype_bytes) <= self.gpu.memory * self.num_gpus
+
+    def step_seconds(self, work: StepWork) -> float:
+        """Seconds of one step."""
+        return self.explain(work).seconds
+
+    def explain(self, work: StepWork) -> Breakdown:
+        """Its parts, and what bounds each."""
+        shape, kv_bytes = self.shape, self.shape.kv_bytes_per_token(self.kv_dtype_bytes)
+        block_bytes = kv_bytes * self.block_size
+        parts = []
+        if work.blocks_copied:
+            parts.append(Part("copies", 2 * work.blocks_copied * block_bytes / self.memory_rate, "memory"))
+        for name, blocks in (("swap out", work.blocks_swapped_out), ("swap in", work.blocks_swapped_in)):
+            if blocks:
+                parts.append(Part(name, self._over_pcie(blocks, block_bytes), "pcie"))
+        if work.num_tokens:
+            parts.append(Part("host", self.host_seconds + self.host_seconds_per_sequence * work.num_sequences, "host"))
+            kernels = [
+                self._kernel("linears", flops_per_token(shape) * work.num_tokens,
+                             shape.num_layer_weights * self.dtype_bytes),
+                self._kernel("attention", flops_per_pair(shape) * work.attention_pairs, work.kv_tokens_read * kv_bytes),
+            ]  # fmt: skip
+            if work.num_logits:
+                kernels.append(self._kernel("head", flops_per_logits(shape) * work.num_logits,
+                                            shape.vocab_size * shape.hidden_size * self.dtype_bytes))  # fmt: skip
+            launching = self.launch_seconds * self.kernels_per_layer * shape.num_hidden_layers
+            waiting = launching - sum(part.seconds for part in kernels)
+            parts += [*kernels, Part("launches", max(0.0, waiting), "launch")]
+        return Breakdown(tuple(parts))
+
+    def _kernel(self, name: str, flops: float, num_bytes: float) -> Part:
+        compute, memory = flops / self.flops_rate, num_bytes / self.memory_rate
+        return Part(name, max(compute, memory), "compute" if compute > memory else "memory")
+
+    def _over_pcie(self, blocks: int, block_bytes: int) -> float:
+        if not self.gpu.pcie_bandwidth:
+            raise ValueError("the step swaps, and this GPU's pcie_bandwidth is 0: give it in bytes/s for one direction")
+        pieces = blocks * self.transfers_per_block
+        bandwidth = self.gpu.pcie_bandwidth * self.pcie_efficiency * self.num_gpus  # each has a link of its own
+        return transfer_seconds(blocks * block_bytes, bandwidth, self.transfer_latency, pieces)
