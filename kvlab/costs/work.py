@@ -13,7 +13,8 @@ class StepWork(NamedTuple):
     """What one step has to do, in counts that any model and machine can be priced with.
 
     num_sequences: sequences in the step; num_chunks: those among them that compute more than one token.
-    num_tokens: tokens computed, rows through the linears. num_logits: rows through the head.
+    num_tokens: tokens computed, rows through the linears. num_logits: rows through the head, one for each sequence that
+    samples (those for prompt log-probabilities are left out).
     attention_pairs: query x key pairs, summed over sequences, causal: a token sees all before it and itself.
     kv_tokens_read: tokens whose K and V attention reads, summed over sequences, those of this step included.
     blocks_copied, blocks_swapped_out, blocks_swapped_in: the copies that come before the forward.
