@@ -80,12 +80,13 @@ import matplotlib.pyplot as plt
 
 from kvlab.arena import Span
 from kvlab.lab import draw_memory as draw
+from kvlab.lab.draw_tables import picture, sliders
 
 spans = [Span(i * LIMIT, LIMIT, "ABCD"[i], LENGTHS[i], LENGTHS[i]) for i in range(4)]
 figure, ax = plt.subplots(figsize=(9, 2.6), layout="constrained")
 title = "Colour: holds a token. Strokes: reserved, never written"
 draw.memory(ax, spans, POOL, per_row=512, title=title)
-plt.show()
+picture(figure, "Four rows of 512 slots, one a request: 40, 128, 300 and 64 hold a token")
 lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 
 # %% [markdown] lang="en"
@@ -168,7 +169,7 @@ for words, (begin, end) in bounds.items():
 ax.set(xlabel="", yticks=[], xticks=[], ylim=(1.4, -0.1))
 title = "A: 5 tokens of 11, in a region of 16. Beside it a hole of 7. The next request needs 5"
 ax.set_title(title, loc="left", fontsize=11)
-plt.show()
+picture(figure, "23 slots in a row: 5 used, 6 reservation, 5 internal, 5 placeable, 2 external")
 
 # %% [markdown] lang="en"
 # Two warnings. Only hindsight can tell *reservation* from *internal*: it takes the final length. And *external*
@@ -357,7 +358,7 @@ free, largest = honeycomb.free_total / 2, honeycomb.largest_hole / 2
 title = f"free: {free} GB.  largest hole: {largest} GB.  D needs 2.5 GB"
 draw.memory(ax, spans, 25, per_row=25, title=title)
 ax.set(xlabel="half gigabytes", yticks=[], xticks=range(0, 26, 5))
-plt.show()
+picture(figure, f"25 units in a row: A 2, hole 4, B 8, hole 2, C 6, hole 3. {title}")
 
 enough = []
 for owner, region in honeycomb.held.items():
@@ -531,7 +532,8 @@ def show_shares(height, title):
     figure, ax = plt.subplots(figsize=(9, height), layout="constrained")
     draw.waste_bars(ax, {f"{name}\n{len(runs[name]):,} steps": shares[name] for name in shares})
     ax.set_title(title, loc="left", fontsize=11)
-    plt.show()
+    parts = [f"{name}: {share['used']:.0%} holds a token" for name, share in shares.items()]
+    picture(figure, f"{title}. Bars; " + ", ".join(parts))
 
 
 shares = {name: mean_shares(moments) for name, moments in runs.items()}
@@ -558,7 +560,7 @@ for ax, (name, moments) in zip(axes, runs.items()):
     draw.waste_areas(ax, moments[:900], title=name)
     if ax is not axes[0]:
         ax.set_ylabel("")
-plt.show()
+picture(figure, "Kinds of slots over 900 steps. Holes come late, and only where sizes differ")
 
 # %% [markdown] lang="en"
 # The first 900 steps of each run, each slot counted in one band. All start together, so the first wave is a slow
@@ -717,7 +719,7 @@ ax.set_ylabel("utilisation so far, %")
 ax.set_title("Simulated (thick) and in closed form (thin)", loc="left", fontsize=11)
 for side in ("top", "right"):
     ax.spines[side].set_visible(False)
-plt.show()
+picture(figure, "Three simulated averages over time, each settling on its formula's value")
 lab.compare("random moment", 100 * closed.over_time)
 
 # %% [markdown] lang="en"
@@ -891,8 +893,8 @@ def at(step):
 
 
 for step in (5, 120):
-    at(step)
-    plt.show()
+    m, n = (moments[step].running for moments in two.values())
+    picture(at(step), f"Both pools at step {step}: contiguous {m} requests run, paged {n}")
 
 # %% [markdown] lang="en"
 # Above and below are the same requests at the same step; a letter is the same request everywhere. Dots are slots that
@@ -909,7 +911,8 @@ for step in (5, 120):
 # 拖动滑块，看完整个过程。
 
 # %%
-draw.slider(at, last=max(len(moments) for moments in two.values()), start=250)
+last = max(len(moments) for moments in two.values())
+sliders(at, "Both pools at the step that the slider shows", step=(0, last, 250))
 
 # %% [markdown] lang="en"
 # Now pages against what we tried in section 5, on the same 401 requests.
@@ -988,7 +991,7 @@ for ax in axes:
     ax.axvline(SIZES.index(16), color="#BBBBBB", linewidth=6, zorder=0)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-plt.show()
+picture(figure, "By block size 1 to 256: waste rises from 0 to 34%, the block table shrinks")
 lab.compare("block of 128", waste[128])
 
 # %% [markdown] lang="en"
@@ -1061,7 +1064,7 @@ axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
 for ax in axes:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-plt.show()
+picture(figure, "Requests running, and slots owned and filled, over the steps of both engines")
 
 # %% [markdown] lang="en"
 # On the left: the contiguous engine never runs more than four; twelve requests look on. At each dip one has ended, and
@@ -1313,7 +1316,7 @@ buddy = run_contiguous(lab.best("BuddyArena")(CAPACITY), jobs, SCHEMES["an oracl
 figure, ax = plt.subplots(figsize=(9, 2.4), layout="constrained")
 draw.waste_bars(ax, {"first fit": shares["an oracle"], "buddies": mean_shares(buddy)})
 ax.set_title("Both know every length in advance", loc="left", fontsize=11)
-plt.show()
+picture(figure, "Two bars: first fit has more external waste, buddies have more internal waste")
 
 # %% [markdown] lang="en"
 # Look at what was traded: buddies have far less external waste, and pay for it with internal waste, the rounding up.

@@ -4,14 +4,11 @@ mark differs in its pattern too, so that a greyscale print can be read.
     memory(ax, spans, capacity, per_row)     who holds which slots (lab 02)
     waste_areas(ax, moments)                 the five kinds of slots over time (lab 02)
     waste_bars(ax, {name: shares})           the same, averaged, one bar a scheme (lab 02)
-    slider(make, last)                       the figure of the step that a slider shows
     table(heads, rows), ledger(heads, verdicts, rows)     a small table, and one of what a text says
 """
 
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from io import BytesIO
 from typing import Any
 
 from kvlab.arena import Moment, Span
@@ -110,40 +107,6 @@ def waste_bars(ax: Any, schemes: Mapping[str, Mapping[str, float]]) -> None:
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.tick_params(left=False)
-
-
-def slider(make: Callable[[int], Any], last: int, start: int = 0, label: str = "step") -> None:
-    """A slider from 0 to `last` over the figure that make(step) gives; the figure at `start` where no widgets run.
-
-    The figure goes into an image, not an Output widget: nothing flickers, and it runs where nobody looks (nbclient).
-    """
-    import matplotlib.pyplot as plt
-
-    try:
-        from ipywidgets import Image, IntSlider, Layout, VBox
-    except ImportError:
-        make(start)
-        plt.show()
-        return
-    from IPython.display import display
-
-    def picture(step: int) -> bytes:
-        figure, file = make(step), BytesIO()
-        figure.savefig(file, format="png", dpi=90)
-        plt.close(figure)
-        return file.getvalue()
-
-    class Player(VBox):
-        def _repr_mimebundle_(self, **options: Any) -> Any:
-            """With a picture for pages without widgets: a printed notebook, HTML."""
-            bundle = super()._repr_mimebundle_(**options)
-            bundle["image/png"] = b64encode(picture(start)).decode()
-            return bundle
-
-    chosen = IntSlider(start, 0, last, description=label, layout=Layout(width="90%"))
-    image = Image(value=picture(start), format="png")
-    chosen.observe(lambda change: setattr(image, "value", picture(change["new"])), names="value")
-    display(Player([chosen, image]))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -78,21 +78,3 @@ def test_a_table_without_html_keeps_its_columns(monkeypatch):
     draw.table(("what", "found"), [("a < b", 1), ("longer", "x")])
     assert shown[0]["text/plain"].splitlines() == ["what    found", "a < b   1", "longer  x"]
     assert "a &lt; b" in shown[0]["text/html"]
-
-
-def test_the_slider_redraws_the_step_that_it_shows(monkeypatch):
-    pytest.importorskip("ipywidgets")
-    shown, drawn = [], []
-    monkeypatch.setattr("IPython.display.display", shown.append)
-
-    def make(step):
-        drawn.append(step)
-        return plt.figure(figsize=(1, 1))
-
-    draw.slider(make, last=9, start=4)
-    (player,) = shown
-    before = player.children[1].value
-    assert player._repr_mimebundle_()["image/png"]
-    player.children[0].value = 7
-    assert drawn[0] == 4 and drawn[-1] == 7 and before[:4] == b"\x89PNG"
-    assert plt.get_fignums() == [], "figures are closed once they are pictures"
