@@ -12,14 +12,20 @@
 # **A GPU can be full and nearly empty at the same time.** In this lab you build the memory manager that makes it so,
 # measure where every slot has gone, and then build the one that does not.
 #
-# It goes with L33 0.2, 1.1 to 1.4, 7.1 and A.3, and with PAV 1 and 4. You need no GPU and no torch.
+# It goes with L33 0.2, 1.1 to 1.4, 7.1 and A.3, and with PAV 1 and 4. L33 is the course's lecture 33, on the memory of
+# the KV cache; PAV is its lesson on PagedAttention as virtual memory. You need no GPU and no torch.
+#
+# Plan two hours and a quarter: some 95 minutes for the six exercises, the rest to read, to guess and to look. A seventh
+# exercise at the end is extra, 25 minutes more. Cells that only draw or count are folded away; one click opens them.
 
 # %% [markdown] lang="zh"
 # # 实验 02：内存碎片
 #
-# **一块 GPU 可以同时是“满的”和“几乎空的”。** 这个实验里，你先亲手写出造成这种局面的内存管理器，量清楚每个槽位的去向，再写出不会如此的那一个。
+# **一块 GPU 可以同时是“满的”和“几乎空的”。** 这个实验里，你先亲手写出造成这种局面的内存管理器，量清楚每个槽位的去向，再写出一个不会这样的。
 #
-# 对应教材：L33 0.2、1.1–1.4、7.1、A.3，以及 PAV 1、4。不需要 GPU，也不需要 torch。图里的文字用英文，图旁的说明会逐一解释。
+# 对应教材：L33 0.2、1.1–1.4、7.1、A.3，以及 PAV 1、4。L33 是第 33 讲（KV Cache 内存管理），PAV 是《PagedAttention：像虚拟内存一样管理 KV Cache》那一课。不需要 GPU，也不需要 torch。
+#
+# 请留出两小时一刻钟：六个练习约 95 分钟，其余时间用来读、猜、看。最后的第七个练习是选做，另加 25 分钟。只负责画图或计数的单元格已经折叠，点一下就能展开。代码、图和打印出来的文字用英文，旁边的说明会解释。
 
 # %% lang="en"
 from kvlab.lab import Lab
@@ -50,9 +56,9 @@ check, hint = lab.check, lab.hint
 #
 # 一个槽位（slot）能放一个 token 的 K 和 V。我们的池子有 2,048 个槽位。
 #
-# 门外等着十六个请求。谁也不知道每个回答会有多长，只知道上限：512 个 token。于是引擎给每个请求预留 512 个槽位，而且必须连成一片，因为它的注意力核函数只会读一段笔直的内存。这叫连续分配（contiguous allocation）。2,048 / 512 = 4：引擎放进四个请求，然后宣布“满了”。
+# 门外等着十六个请求。谁也不知道每个回答会有多长，只知道上限：512 个 token。于是引擎给每个请求预留 512 个槽位，而且必须连成一片，因为它的注意力 kernel 只会读一段连续的内存。这叫连续分配（contiguous allocation）。2,048 / 512 = 4：引擎放进四个请求，然后宣布“满了”。
 #
-# 下面是这十六个请求最终的长度（提示加回答），取自 PAV 4。
+# 下面是这十六个请求最终的长度（prompt 加回答），取自 PAV 4。
 
 # %%
 LENGTHS = [40, 128, 300, 64, 210, 96, 180, 48, 150, 80, 60, 420, 33, 256, 90, 110]
@@ -69,16 +75,18 @@ POOL, LIMIT = 2_048, 512
 # %%
 lab.predict("full pool", None, unit="%")
 
-# %%
+# %% fold="yes"
 import matplotlib.pyplot as plt
 
 from kvlab.arena import Span
 from kvlab.lab import draw_memory as draw
+from kvlab.lab.draw_tables import picture, sliders
 
 spans = [Span(i * LIMIT, LIMIT, "ABCD"[i], LENGTHS[i], LENGTHS[i]) for i in range(4)]
 figure, ax = plt.subplots(figsize=(9, 2.6), layout="constrained")
-draw.memory(ax, spans, POOL, per_row=512, title="Colour: holds a token. Strokes: reserved, never written")
-plt.show()
+title = "Colour: holds a token. Strokes: reserved, never written"
+draw.memory(ax, spans, POOL, per_row=512, title=title)
+picture(figure, "Four rows of 512 slots, one a request: 40, 128, 300 and 64 hold a token")
 lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 
 # %% [markdown] lang="en"
@@ -104,6 +112,8 @@ lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 #    many will be written later, and how many never?
 # 3. Memory, in GB: `A 1 | free 2 | B 4 | free 1 | C 3 | free 1.5`. How much is free? Does a request of 2.5 fit?
 #
+# You meet them again: 1 in section 10, 2 in the check of exercise 4, 3 in the honeycomb of section 4.
+#
 # ## 3. The formal model
 #
 # At one moment, every slot of the arena is in exactly one of five states:
@@ -127,8 +137,10 @@ lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 # 拿一支铅笔，三分钟就够。
 #
 # 1. 一个请求预留 2,048 个槽位，写到第 80 个 token 就结束了。它用了百分之几？
-# 2. 一个 10 槽位的区域，里面的请求已写 2 个 token，最终会有 6 个。几个槽位在用？几个以后会写？几个永远不会写？
+# 2. 一个有 10 个槽位的区域，里面的请求已写 2 个 token，最终会有 6 个。几个槽位在用？几个以后会写？几个永远不会写？
 # 3. 内存（单位 GB）：`A 1 | 空 2 | B 4 | 空 1 | C 3 | 空 1.5`。一共空着多少？放得下一个 2.5 的请求吗？
+#
+# 后面会再遇到它们：第 1 题在第 10 节，第 2 题在练习 4 的检查里，第 3 题是第 4 节的“蜂窝”。
 #
 # ## 3. 形式化
 #
@@ -139,24 +151,25 @@ lab.compare("full pool", 100 * sum(LENGTHS[:4]) / POOL)
 # | **used** | 现在就放着某个 token 的 K/V | |
 # | **reservation** | 它的请求以后会写到 | 预留浪费（reservation waste），L33 1.3 |
 # | **internal** | 在区域之内，但请求到不了那里就结束 | 内部碎片（internal fragmentation），L33 1.1 |
-# | **external** | 空闲，但所在的洞放不下下一个区域 | 外部碎片（external fragmentation），L33 1.2 |
-# | **placeable** | 空闲，而且放得下下一个区域 | |
+# | **external** | 空闲，但所在的洞太短，装不下下一个区域 | 外部碎片（external fragmentation），L33 1.2 |
+# | **placeable** | 空闲，下一个区域可以放在这里 | |
 #
 # > **used + reservation + internal + external + placeable = capacity**
 #
 # 利用率（utilisation）就是 used / capacity。这个等式是整个实验的“验算”：哪个槽位数了两遍、或者漏数了，等式就不成立。
 
-# %%
+# %% fold="yes"
 figure, ax = plt.subplots(figsize=(9, 1.5), layout="constrained")
 draw.memory(ax, [Span(0, 16, "A", 5, 11)], 23, per_row=23)
-bounds = {"used": (0, 5), "reservation": (5, 11), "internal": (11, 16), "placeable": (16, 21), "external": (21, 23)}
+bounds = {"used": (0, 5), "reservation": (5, 11), "internal": (11, 16), "placeable": (16, 21),
+          "external": (21, 23)}
 for words, (begin, end) in bounds.items():
     ax.plot([begin + 0.1, end - 0.1], [0.95, 0.95], color="#222222", linewidth=2, clip_on=False)
     ax.text((begin + end) / 2, 1.08, words, ha="center", va="top", fontsize=10)
 ax.set(xlabel="", yticks=[], xticks=[], ylim=(1.4, -0.1))
-title = "A has written 5 tokens of 11, in a region of 16. Beside it is a hole of 7. The next request needs 5."
+title = "A: 5 tokens of 11, in a region of 16. Beside it a hole of 7. The next request needs 5"
 ax.set_title(title, loc="left", fontsize=11)
-plt.show()
+picture(figure, "23 slots in a row: 5 used, 6 reservation, 5 internal, 5 placeable, 2 external")
 
 # %% [markdown] lang="en"
 # Two warnings. Only hindsight can tell *reservation* from *internal*: it takes the final length. And *external*
@@ -204,7 +217,7 @@ print(*arena.layout(), sep="\n")
 print("free in all:", arena.free_total, "  largest hole:", arena.largest_hole)
 
 # %% [markdown] lang="en"
-# ### Exercise 1: first fit (首次适配)
+# ### Exercise 1: first fit (首次适应)
 #
 # Two methods. `choose` only looks: which is the first hole, by address, that is large enough? `allocate` acts: the
 # region takes the **front** of that hole, and what is left stays a hole.
@@ -213,7 +226,7 @@ print("free in all:", arena.free_total, "  largest hole:", arena.largest_hole)
 # after each?
 
 # %% [markdown] lang="zh"
-# ### 练习 1：首次适配（first fit）
+# ### 练习 1：首次适应（first fit）
 #
 # 两个方法。`choose(size)` 只看不动：按地址顺序，第一个够大的洞是哪一个？返回它在 `self.holes` 里的下标；没有就返回 `None`。`allocate(owner, size)` 动手：先调用 `self.check(owner, size)`；区域占用这个洞的**前端**，剩下的仍是洞；在 `self.held` 里登记；返回区域的起点。没有够大的洞就返回 `None`，什么都不改。
 #
@@ -222,7 +235,10 @@ print("free in all:", arena.free_total, "  largest hole:", arena.largest_hole)
 # %% ex="first_fit"
 class FirstFit(ArenaBase):
     def choose(self, size):
-        """The index in self.holes of the first hole with at least `size` slots; None if there is none."""
+        """The index in self.holes of the first hole with at least `size` slots, else None.
+
+        Changes nothing.
+        """
         ### BEGIN SOLUTION
         for index, hole in enumerate(self.holes):
             if hole.size >= size:
@@ -231,9 +247,10 @@ class FirstFit(ArenaBase):
         ### END SOLUTION
 
     def allocate(self, owner, size):
-        """Give `owner` a region of `size` slots, at the front of the hole that choose(size) names.
+        """Give `owner` a region of `size` slots, at the front of the hole that choose names.
 
         Return the region's start, or None (and change nothing) if no hole is large enough.
+        What is held and what stays a hole are Regions: Region(start, size, owner or None).
         Call self.check(owner, size) first: it raises what must be raised.
         """
         ### BEGIN SOLUTION
@@ -271,7 +288,7 @@ check("first_fit")
 #
 # 请求结束，归还它的区域。如果只是把它塞进洞的列表，内存就会碎成砂砾：两个挨着的、大小为 3 的洞，会拒绝一个要 6 的请求。所以归还的区域必须**与左边、右边紧挨着的洞合并**。
 #
-# `free(owner)`：取回 `owner` 的区域，并与相邻的洞合并；`self.holes` 始终按地址排序。如果 `owner` 没有区域（释放了两次，或从未分配），抛出 `ValueError`，什么都不改。
+# `free(owner)`：取回 `owner` 的区域，并与相邻的洞合并；`self.holes` 始终按地址排序。如果 `owner` 没有区域（释放了两次，或从未分配），抛出 `ValueError`，什么都不改。洞没有所有者：`Region(start, size, None)`。
 #
 # 先画出四种情形：左边有洞、右边有洞、两边都有、两边都没有。
 
@@ -281,8 +298,9 @@ Placer = lab.best("FirstFit")  # yours if it is solved, otherwise ours
 # %% ex="merge"
 class Arena(Placer):
     def free(self, owner):
-        """Take owner's region back and join it with the holes that touch it. self.holes stays in order of address.
+        """Take owner's region back and join it with the holes that touch it.
 
+        self.holes stays in order of address; each hole is a Region(start, size, None).
         ValueError, and nothing changed, if owner holds no region.
         """
         ### BEGIN SOLUTION
@@ -295,7 +313,8 @@ class Arena(Placer):
                 begin, end = min(begin, hole.start), max(end, hole.start + hole.size)
             else:
                 apart.append(hole)
-        self.holes = sorted([*apart, Region(begin, end - begin, None)], key=lambda hole: hole.start)
+        joined = Region(begin, end - begin, None)
+        self.holes = sorted([*apart, joined], key=lambda hole: hole.start)
         ### END SOLUTION
 
 # %% check="merge"
@@ -315,14 +334,12 @@ check("merge")
 #
 # 现在用你的内存区重演手算的第三题。单位是半个 GB，25 个单位就是 12.5 GB。A、x、B、y、C 依次进入；x 和 y 结束；D 要 2.5 GB。
 #
-# **先猜。** 已有 4.5 GB 空闲。至少还要再空出多少 GB，D 才放得下？看看各区域的大小：要走的是哪个邻居？
+# **先猜。** 已有 4.5 GB 空闲。至少还要再空出多少 GB，D 才放得下？看看各区域的大小：该走的是哪个邻居？
 
 # %%
 lab.predict("honeycomb", None, unit="GB")
 
 # %%
-from copy import deepcopy
-
 MyArena = lab.best("Arena")
 
 honeycomb = MyArena(25)
@@ -330,49 +347,56 @@ for owner, size in (("A", 2), ("x", 4), ("B", 8), ("y", 2), ("C", 6)):
     honeycomb.allocate(owner, size)
 honeycomb.free("x")
 honeycomb.free("y")
+print("D, 5 units, is placed at", honeycomb.allocate("D", 5))
+
+# %% fold="yes"
+from copy import deepcopy
 
 figure, ax = plt.subplots(figsize=(9, 1.5), layout="constrained")
 spans = [Span(*region, region.size, region.size) for region in honeycomb.regions]
-title = f"free: {honeycomb.free_total / 2} GB.  largest hole: {honeycomb.largest_hole / 2} GB.  D needs 2.5 GB"
+free, largest = honeycomb.free_total / 2, honeycomb.largest_hole / 2
+title = f"free: {free} GB.  largest hole: {largest} GB.  D needs 2.5 GB"
 draw.memory(ax, spans, 25, per_row=25, title=title)
 ax.set(xlabel="half gigabytes", yticks=[], xticks=range(0, 26, 5))
-plt.show()
-print("D, 5 units, is placed at", honeycomb.allocate("D", 5))
+picture(figure, f"25 units in a row: A 2, hole 4, B 8, hole 2, C 6, hole 3. {title}")
 
 enough = []
 for owner, region in honeycomb.held.items():
     trial = deepcopy(honeycomb)
     trial.free(owner)
-    print(f"if {owner} ({region.size / 2:g} GB) ends: largest hole {trial.largest_hole / 2:g} GB")
-    if trial.largest_hole >= 5:
+    largest = trial.largest_hole
+    print(f"if {owner} ({region.size / 2:g} GB) ends: largest hole {largest / 2:g} GB")
+    if largest >= 5:
         enough.append(region.size / 2)
 lab.compare("honeycomb", min(enough))
 
 # %% [markdown] lang="en"
 # Look at the white parts. They add up to 4.5 GB, and D finds no place: that is external fragmentation. One small
 # request, in the right place, can make all the difference: when A ends, its single gigabyte and the hole beside it
-# are 3 GB in one piece. A general-purpose allocator could move A aside. A KV cache cannot: attention reads A's K and
+# are 3 GB in one piece. A garbage collector could move A aside. For a KV cache that is dear: attention reads A's K and
 # V at every step.
 
 # %% [markdown] lang="zh"
-# 看白色的部分：加起来 4.5 GB，D 却无处可放，这就是外部碎片。位置合适的话，一个小请求就能改变全局：A 一结束，它的 1 GB 与旁边的洞连成完整的 3 GB。通用的分配器也许可以把 A 挪一挪；KV 缓存不行，因为注意力每一步都在读 A 的 K 和 V。
+# 看白色的部分：加起来 4.5 GB，D 却无处可放，这就是外部碎片。位置合适的话，一个小请求就能改变全局：A 一结束，它的 1 GB 与旁边的洞连成一整块 3 GB。垃圾回收器可以把 A 挪一挪；KV 缓存要挪，代价很大，因为注意力每一步都在读 A 的 K 和 V。
 
 # %% [markdown] lang="en"
 # ### Exercise 3: which hole?
 #
-# First fit is not the only rule. Best fit (最佳适配) takes the smallest hole that will do, so as to spoil the large ones
-# least. Worst fit (最差适配) takes the largest, so that what is left over is still of use. Write all three as one choice.
+# First fit is not the only rule. Best fit (最佳适应) takes the smallest hole that will do, so as to spoil the large ones
+# least. Worst fit (最坏适应) takes the largest, so that what is left over is still of use. Write all three as one choice.
+# It only looks: `holes` stays as it is.
 
 # %% [markdown] lang="zh"
 # ### 练习 3：选哪个洞？
 #
-# 规则不止首次适配一种。最佳适配（best fit）选够用的洞里最小的，尽量不破坏大洞；最差适配（worst fit）选最大的，好让剩下的部分还有用。把三种规则写成一个函数 `choose_hole(holes, size, fit)`：返回下标；`fit` 是 `"first"`、`"best"` 或 `"worst"`；一样大时取地址最低的；没有够大的洞就返回 `None`。
+# 规则不止首次适应一种。最佳适应（best fit）选够用的洞里最小的，尽量不破坏大洞；最坏适应（worst fit）选最大的，好让剩下的部分还有用。把三种规则写成一个函数 `choose_hole(holes, size, fit)`：返回下标；`fit` 是 `"first"`、`"best"` 或 `"worst"`；一样大时取地址最低的；没有够大的洞就返回 `None`。它只看不动：`holes` 保持原样。
 
 # %% ex="fits"
 def choose_hole(holes, size, fit):
     """The index in `holes` of the hole for `size` slots, None if none is large enough.
 
-    holes: Regions in order of address. fit: "first", "best" (the smallest that will do) or "worst" (the largest).
+    holes: Regions in order of address; they are not changed.
+    fit: "first", "best" (the smallest that will do) or "worst" (the largest).
     Of equally large ones: the lowest address.
     """
     ### BEGIN SOLUTION
@@ -398,7 +422,7 @@ check("fits")
 # %% [markdown] lang="zh"
 # ### 练习 4：三种浪费
 #
-# 现在来量。三个小函数，外加一个把内存区的每个槽位各归其位的函数。
+# 现在来量。三个小函数，外加一个给内存区的每个槽位归类的函数。
 #
 # - `internal_waste(size, final)`：区域有 `size` 个槽位，请求最终有 `final` 个 token，永远写不到的有几个？
 # - `reservation_waste(used, final)`：已写 `used` 个，以后还会写几个？
@@ -410,30 +434,34 @@ from kvlab.arena import Waste
 
 
 def internal_waste(size, final):
-    """Slots of a region of `size` that a request of `final` tokens, at its end, never writes (L33 1.1)."""
+    """Slots of a region of `size` that a request of `final` tokens never writes (L33 1.1)."""
     ### BEGIN SOLUTION
     return size - final
     ### END SOLUTION
 
 
 def reservation_waste(used, final):
-    """Slots that a request with `used` tokens now and `final` at its end will write, but has not yet (L33 1.3)."""
+    """Slots that a request will write, but has not yet (L33 1.3).
+
+    used: tokens that it has now. final: tokens that it has at its end.
+    """
     ### BEGIN SOLUTION
     return final - used
     ### END SOLUTION
 
 
 def external_waste(hole_sizes, need):
-    """Free slots that are over when regions of `need` slots are put into each hole, as many as fit (L33 1.2)."""
+    """Free slots left over when each hole takes as many regions of `need` as fit (L33 1.2)."""
     ### BEGIN SOLUTION
     return sum(size % need for size in hole_sizes)
     ### END SOLUTION
 
 
 def measure(arena, progress, need):
-    """Waste(used, reservation, internal, external, placeable) of an arena now. They add up to its capacity.
+    """Waste(used, reservation, internal, external, placeable) of an arena now.
 
-    progress: owner -> (used, final). need: the slots that the next request asks for.
+    The five add up to the arena's capacity. progress: owner -> (used, final).
+    need: the slots that the next request asks for.
     """
     ### BEGIN SOLUTION
     used = reserved = never = 0
@@ -457,7 +485,7 @@ check("wastes")
 # enters. We run it three times, and each time the engine knows more about the length when it reserves:
 #
 # 1. **the limit**: 2,048 slots for everybody;
-# 2. **a good guess**: the next power of two above the true length;
+# 2. **a good guess**: the smallest power of two that is not below the true length;
 # 3. **an oracle**: the true length, to the token.
 #
 # **Predict.** With the oracle, nothing is reserved in vain: no internal waste at all. Which share of the slots holds
@@ -469,10 +497,10 @@ check("wastes")
 # 下面是 401 个请求，50 到 450 的每个长度恰好一个，次序随机，先来先服务，共 16,384 个槽位。每一步，每个运行中的请求写一个 token；写完的离开；放得下的进来。我们跑三遍，预留时知道的越来越多：
 #
 # 1. **上限**（the limit）：人人 2,048；
-# 2. **好猜测**（a good guess）：真实长度以上最近的 2 的幂；
-# 3. **神谕**（an oracle）：真实长度，一个 token 也不差。
+# 2. **猜得不错**（a good guess）：不小于真实长度的最小的 2 的幂；
+# 3. **先知**（an oracle）：真实长度，一个 token 也不差。
 #
-# **先猜。** 有了神谕，就没有一个槽位是白留的，内部碎片为零。那么对时间取平均，放着 token 的槽位占百分之几？
+# **先猜。** 有了先知，就没有一个槽位是白留的，内部碎片为零。那么对时间取平均，放着 token 的槽位占百分之几？
 
 # %%
 lab.predict("oracle", None, unit="%")
@@ -487,22 +515,29 @@ SCHEMES = {
     "a good guess": lambda job: 1 << (job.final - 1).bit_length(),
     "an oracle": lambda job: job.final,
 }
-runs = {}
+measure_now, runs = lab.best("measure"), {}
 for name, reserve in SCHEMES.items():
-    runs[name] = run_contiguous(MyArena(CAPACITY), jobs, reserve, measure=lab.best("measure"))
+    runs[name] = run_contiguous(MyArena(CAPACITY), jobs, reserve, measure=measure_now)
 
-
+# %% fold="yes"
 def mean_shares(moments):
-    """kind of slot -> its share of all slots, averaged over the steps in which somebody waits."""
+    """kind of slot -> its share of all slots, mean over the steps in which somebody waits."""
     busy = [moment.waste for moment in moments if moment.waiting]
-    return {kind: sum(getattr(w, kind) for w in busy) / sum(w.capacity for w in busy) for kind in draw.KINDS}
+    slots = sum(waste.capacity for waste in busy)
+    return {kind: sum(getattr(waste, kind) for waste in busy) / slots for kind in draw.KINDS}
+
+
+def show_shares(height, title):
+    """A bar for each run so far."""
+    figure, ax = plt.subplots(figsize=(9, height), layout="constrained")
+    draw.waste_bars(ax, {f"{name}\n{len(runs[name]):,} steps": shares[name] for name in shares})
+    ax.set_title(title, loc="left", fontsize=11)
+    parts = [f"{name}: {share['used']:.0%} holds a token" for name, share in shares.items()]
+    picture(figure, f"{title}. Bars; " + ", ".join(parts))
 
 
 shares = {name: mean_shares(moments) for name, moments in runs.items()}
-figure, ax = plt.subplots(figsize=(9, 2.8), layout="constrained")
-draw.waste_bars(ax, {f"{name}\n{len(runs[name]):,} steps": share for name, share in shares.items()})
-ax.set_title("Where the slots are, by what the engine knows of the length", loc="left", fontsize=11)
-plt.show()
+show_shares(3.2, "Where the slots are, by what the engine knows of the length")
 lab.compare("oracle", 100 * shares["an oracle"]["used"])
 
 # %% [markdown] lang="en"
@@ -519,13 +554,13 @@ lab.compare("oracle", 100 * shares["an oracle"]["used"])
 #
 # 再看外部碎片出现在哪里。人人预留同样大小时它是零，因为每个洞对每个人都合适；区域有大有小，它才出现。所以最严重的内部碎片与最严重的外部碎片**不会同时出现**。以后有人把两者相乘，请想起这一点。
 
-# %%
+# %% fold="yes"
 figure, axes = plt.subplots(1, 3, figsize=(9, 3), layout="constrained", sharey=True)
 for ax, (name, moments) in zip(axes, runs.items()):
     draw.waste_areas(ax, moments[:900], title=name)
     if ax is not axes[0]:
         ax.set_ylabel("")
-plt.show()
+picture(figure, "Kinds of slots over 900 steps. Holes come late, and only where sizes differ")
 
 # %% [markdown] lang="en"
 # The first 900 steps of each run, each slot counted in one band. All start together, so the first wave is a slow
@@ -542,7 +577,7 @@ plt.show()
 #
 # ### 规则重要吗？
 #
-# 把练习 3 的三种规则放进同一个内存区，用“好猜测”来预留。`blocked` 是这样一些步数的占比：**空闲槽位明明够**，排头的请求却被拒绝。
+# 把练习 3 的三种规则放进同一个内存区，用 a good guess 来预留。`blocked` 是这样的步所占的比例：**空闲槽位明明够**，排头的请求却被拒绝。
 
 # %%
 my_choice = lab.best("choose_hole")
@@ -550,7 +585,12 @@ my_choice = lab.best("choose_hole")
 
 def fitted(fit):
     """An arena like yours, with another rule."""
-    return type("Fitted", (MyArena,), {"choose": lambda self, size: my_choice(self.holes, size, fit)})
+
+    class Fitted(MyArena):
+        def choose(self, size):
+            return my_choice(self.holes, size, fit)
+
+    return Fitted
 
 
 print("rule    steps   external   blocked")
@@ -566,7 +606,7 @@ for fit in ("first", "best", "worst"):
 # request needs *one*.
 
 # %% [markdown] lang="zh"
-# 首次适配与最佳适配只差百分之几；最差适配名副其实，因为它先把大洞用掉。没有哪条规则能让洞消失。问题不在于选哪个洞，而在于一个请求非要**一整个**洞不可。
+# 首次适应与最佳适应相差无几；最坏适应名副其实，因为它先把大洞用掉。没有哪条规则能让洞消失。问题不在于选哪个洞，而在于一个请求非要**一整个**洞不可。
 
 # %% [markdown] lang="en"
 # ## 6. The arithmetic of waiting
@@ -579,41 +619,66 @@ for fit in ("first", "best", "worst"):
 # - **per request**: averaged over its own steps, then over requests.
 # - **over time**: look at the arena at a random moment. Who do you see? A long request is there for more steps, so
 #   you meet it more often. This is residence weighting (停留时间加权): add up all slots held in all steps, and divide by
-#   the number of steps.
+#   the number of steps and by *R*.
 #
 # By hand, with *p* = 0, *R* = 10 and two requests, *n* = 1 and *n* = 3. Per request: 1 is held on average by the
 # first, (1 + 2 + 3) / 3 = 2 by the second, so (0.1 + 0.2) / 2 = 15%. Over time: 1 + (1 + 2 + 3) = 7 slots in 1 + 3 =
-# 4 steps, so 17.5%.
+# 4 steps, of 10 each, so 7 / 4 / 10 = 17.5%.
 #
-# ### Exercise 5: in closed form
-#
-# *n* is uniform on the whole numbers from `low` to `high`. No loops: with 10,000 requests you would not want to add
-# them up.
+# **Predict.** Lengths 50 to 450, 2,048 reserved, no prompt. *Static* is 250 / 2,048 = 12.2%, and half of it, *per
+# request*, is 6.1%. At a random moment, is the share of slots that hold a token below 6.1%, between the two, or above
+# 12.2%? Guess the number, before you compute it.
 
 # %% [markdown] lang="zh"
 # ## 6. 等待的算术
 #
-# 模拟使人信服，公式使人明白。一个请求预留 *R* 个槽位，开始时有 *p* 个 token 的提示，每步再写一个，共写 *n* 个。第 *t* 步时它占用 *p + t*。利用率是多少？诚实的答案有三个：
+# 模拟使人信服，公式使人明白。一个请求预留 *R* 个槽位，开始时有 *p* 个 token 的 prompt，每步再写一个，共写 *n* 个。第 *t* 步时它占用 *p + t*。利用率是多少？诚实的答案有三个：
 #
-# - **static（静态）**：在它结束时，对请求取平均：`(p + E[n]) / R`；
+# - **static（静态）**：取每个请求结束时的占用，再对请求取平均：`(p + E[n]) / R`；
 # - **per request（按请求）**：先对它自己的各步取平均，再对请求取平均；
-# - **over time（按时间）**：在随机的一刻去看内存区。你会看到谁？长请求停留的步数多，所以更常遇见它。这就是停留时间加权（residence weighting）：把所有步里占用的槽位全部加起来，再除以总步数。
+# - **over time（按时间）**：在随机的一刻去看内存区。你会看到谁？长请求停留的步数多，所以更常遇见它。这就是停留时间加权（residence weighting）：把所有步里占用的槽位全部加起来，再除以总步数和 *R*。
 #
-# 手算一例：*p* = 0，*R* = 10，两个请求 *n* = 1 和 *n* = 3。按请求：第一个平均占 1，第二个平均占 (1 + 2 + 3) / 3 = 2，所以是 (0.1 + 0.2) / 2 = 15%。按时间：1 + 3 = 4 步里一共占用 1 + (1 + 2 + 3) = 7 个槽位，所以是 17.5%。
+# 手算一例：*p* = 0，*R* = 10，两个请求 *n* = 1 和 *n* = 3。按请求：第一个平均占 1，第二个平均占 (1 + 2 + 3) / 3 = 2，所以是 (0.1 + 0.2) / 2 = 15%。按时间：1 + 3 = 4 步里一共占用 1 + (1 + 2 + 3) = 7 个槽位，每步有 10 个，所以是 7 / 4 / 10 = 17.5%。
 #
+# **先猜。** 长度 50 到 450，预留 2,048，没有 prompt。static 是 250 / 2,048 = 12.2%，per request 是它的一半，6.1%。那么在随机的一刻，放着 token 的槽位占比是低于 6.1%、介于两者之间，还是高于 12.2%？先猜一个数，再去算。
+
+# %%
+lab.predict("random moment", None, unit="%")
+
+# %% [markdown] lang="en"
+# ### Exercise 5: in closed form
+#
+# *n* is uniform on the whole numbers from `low` to `high`. No loop over *n*: with lengths up to a billion it would
+# never end, and a formula does not care.
+#
+# First write down what **one** request of *n* outputs holds: on average, and in all its steps together. Then take the
+# mean over *n*. On the way you need two means. `E[n]` is easy. For `E[n²]` there are two roads; choose one:
+#
+# - 1 + 4 + 9 + ... + *n*² = *n* (*n* + 1) (2*n* + 1) / 6. Use it up to `high`, subtract it up to `low` - 1, divide by
+#   the number of lengths;
+# - `E[n²] = E[n]² + variance`, and the variance of *k* neighbouring whole numbers is (*k*² - 1) / 12.
+
+# %% [markdown] lang="zh"
 # ### 练习 5：闭式解
 #
-# *n* 在 `low` 到 `high` 的整数上均匀分布。写 `expected_utilisation(low, high, reserve, prompt=0)`，返回 `Utilisation(static, per_request, over_time)`，都是 0 到 1 的小数。不要用循环：请求有一万个时，你不会想逐个去加。
+# *n* 在 `low` 到 `high` 的整数上均匀分布。写 `expected_utilisation(low, high, reserve, prompt=0)`，返回 `Utilisation(static, per_request, over_time)`，都是 0 到 1 的小数。不要对 *n* 用循环：长度多到十亿个时，循环永远跑不完，公式却不在乎。
+#
+# 先写出**一个**输出 *n* 个 token 的请求占用多少：平均是多少，各步加起来又是多少。然后对 *n* 取平均。途中要用到两个平均值：`E[n]` 很容易；`E[n²]` 有两条路，任选一条：
+#
+# - 1 + 4 + 9 + …… + *n*² = *n* (*n* + 1) (2*n* + 1) / 6。用到 `high` 为止，减去用到 `low` - 1 为止的，再除以长度的个数；
+# - `E[n²] = E[n]² + 方差`，而 *k* 个相邻整数的方差是 (*k*² - 1) / 12。
 
 # %% ex="expected"
 from kvlab.arena import Utilisation
 
 
 def expected_utilisation(low, high, reserve, prompt=0):
-    """Utilisation(static, per_request, over_time): shares of the reserved slots that hold a token, 0 to 1.
+    """Utilisation(static, per_request, over_time).
 
-    A request writes n tokens after `prompt`, one a step; n is uniform on the whole numbers low .. high.
-    reserve: slots it owns from its first step to its last. In closed form: no loop over n.
+    Each is the share of the reserved slots that hold a token, from 0 to 1.
+    A request writes n tokens after `prompt`, one a step; n is uniform on the whole numbers
+    low .. high. reserve: slots that it owns from its first step to its last.
+    In closed form: no loop over n.
     """
     ### BEGIN SOLUTION
     mean = (low + high) / 2
@@ -628,59 +693,51 @@ def expected_utilisation(low, high, reserve, prompt=0):
 # %% check="expected"
 check("expected")
 
-# %% [markdown] lang="en"
-# **Predict.** Lengths 50 to 450, 2,048 reserved. *Static* is 250 / 2,048 = 12.2%, and half of it, *per request*, is
-# 6.1%. At a random moment, is the share of slots that hold a token below 6.1%, between the two, or above 12.2%? Guess
-# the number.
-
-# %% [markdown] lang="zh"
-# **先猜。** 长度 50 到 450，预留 2,048。static 是 250 / 2,048 = 12.2%，per request 是它的一半，6.1%。那么在随机的一刻，放着 token 的槽位占比是低于 6.1%、介于两者之间，还是高于 12.2%？猜一个数。
-
-# %%
-lab.predict("random moment", None, unit="%")
-
-# %%
+# %% fold="yes"
 from itertools import accumulate
 
 closed = lab.best("expected_utilisation")(50, 450, RESERVE)
 finals = [job.final for job in jobs]
 used = list(accumulate(moment.waste.used for moment in runs["the limit"]))
 owned = list(accumulate(moment.running * RESERVE for moment in runs["the limit"]))
+so_far = [total / i for i, total in enumerate(accumulate(finals), 1)]  # mean length
 means = {
-    "static": [total / i / RESERVE for i, total in enumerate(accumulate(finals), 1)],
-    "per_request": [(total / i + 1) / 2 / RESERVE for i, total in enumerate(accumulate(finals), 1)],
+    "static": [mean / RESERVE for mean in so_far],
+    "per_request": [(mean + 1) / 2 / RESERVE for mean in so_far],
     "over_time": [a / b for a, b in zip(used, owned)],
 }
+colours, styles = ("#0072B2", "#D55E00", "#009E73"), ("-", "-.", ":")
 figure, ax = plt.subplots(figsize=(9, 3.2), layout="constrained")
-for (name, values), colour, style in zip(means.items(), ("#0072B2", "#D55E00", "#009E73"), ("-", "-.", ":")):
+for (name, values), colour, style in zip(means.items(), colours, styles):
     x = [100 * (i + 1) / len(values) for i in range(len(values))]
     ax.plot(x, [100 * v for v in values], style, color=colour, linewidth=2)
     ax.axhline(100 * getattr(closed, name), color=colour, linewidth=0.8)
     label = f"{name}: {100 * getattr(closed, name):.2f}%"
     ax.text(101, 100 * getattr(closed, name), label, color=colour, va="center")
-ax.set(xlim=(0, 100), ylim=(0, 15), xlabel="% of the simulation", ylabel="utilisation so far, %")
+ax.set(xlim=(0, 100), ylim=(0, 15), xlabel="% of the simulation")
+ax.set_ylabel("utilisation so far, %")
 ax.set_title("Simulated (thick) and in closed form (thin)", loc="left", fontsize=11)
 for side in ("top", "right"):
     ax.spines[side].set_visible(False)
-plt.show()
+picture(figure, "Three simulated averages over time, each settling on its formula's value")
 lab.compare("random moment", 100 * closed.over_time)
 
 # %% [markdown] lang="en"
-# Thick lines settle on thin ones: the formulas are right. *Per request* and *over time* differ by a fifth, and
+# Thick lines, which the simulation draws, settle on thin ones: the formulas are right. *Per request* and *over time* differ by a fifth, and
 # neither is wrong. They answer different questions. If you ask how full your memory is, it is the green one.
 #
 # Now give each request a prompt of 200 tokens that is in the cache from its first step on.
 
 # %% [markdown] lang="zh"
-# 粗线都落到细线上：公式是对的。per request 与 over time 相差五分之一，谁也没错，它们回答的是不同的问题。要问“内存有多满”，就看绿色那条。
+# 粗线来自模拟，都落到细线上：公式是对的。per request 与 over time 相差五分之一，谁也没错，它们回答的是不同的问题。要问“内存有多满”，就看绿色那条。
 #
-# 现在给每个请求加上 200 个 token 的提示，它从第一步起就在缓存里。
+# 现在给每个请求加上 200 个 token 的 prompt，它从第一步起就在缓存里。
 
 # %%
+print("prompt   static   per request   over time")
 for prompt in (0, 200, 1_000):
     u = lab.best("expected_utilisation")(50, 450, RESERVE, prompt)
-    shown = f"static {u.static:6.1%}   per request {u.per_request:6.1%}   over time {u.over_time:6.1%}"
-    print(f"prompt {prompt:5,}:   {shown}")
+    print(f"{prompt:6,} {u.static:8.1%} {u.per_request:13.1%} {u.over_time:11.1%}")
 
 # %% [markdown] lang="en"
 # A prompt of 200 more than doubles the utilisation, and *over time* is no longer near one half of *static*. The
@@ -703,7 +760,7 @@ for prompt in (0, 200, 1_000):
 # could have used those blocks.
 
 # %% [markdown] lang="zh"
-# 200 个 token 的提示就让利用率翻了一倍多，而且 over time 不再接近 static 的一半。“二分之一”这个系数，只属于从零开始的请求。
+# 200 个 token 的 prompt 就让利用率翻了一倍多，而且 over time 不再接近 static 的一半。“二分之一”这个系数，只适用于从零开始的请求。
 #
 # ## 7. 分页
 #
@@ -717,7 +774,7 @@ for prompt in (0, 200, 1_000):
 #
 # `PagedBase` 保存 `self.free_blocks`（没人占用的块号列表）、`self.tables`（所有者 -> 块号列表）和 `self.block_size`。
 #
-# - `grow(owner, num_tokens)`：让 `owner` 的块表足以容纳**总共** `num_tokens` 个 token。成功返回 `True`；空闲块不够就返回 `False`，什么都不改。已有的块留在原处，新块接在表尾，给哪些空闲块由你定。
+# - `grow(owner, num_tokens)`：让 `owner` 的块表足以容纳**总共** `num_tokens` 个 token。成功返回 `True`；空闲块不够就返回 `False`，什么都不改。已经够长的块表保持原样，返回 `True`。已有的块留在原处，新块接在表尾，给哪些空闲块由你定。
 # - `free(owner)`：归还 `owner` 的全部块，去掉它的表；没有表就抛出 `ValueError`。
 #
 # `grow` 必须“要么全给，要么不给”：只拿到一半的请求动不了，本来用得上那些块的请求也动不了。
@@ -729,10 +786,11 @@ from kvlab.arena import PagedBase, measure_paged, run_paged
 # %% ex="paged"
 class PagedArena(PagedBase):
     def grow(self, owner, num_tokens):
-        """Make owner's table long enough for `num_tokens` tokens in all (not: more). A new owner gets a table.
+        """Make owner's table long enough for `num_tokens` tokens in all (not: more).
 
-        True, or False (and nothing changed) if there are too few free blocks. The blocks that owner has stay where
-        they are; new ones come to the end. Which free blocks is up to you.
+        True, or False (and nothing changed) if there are too few free blocks. A new owner gets
+        a table. A table that is long enough already stays as it is: True. The blocks that owner
+        has stay where they are; new ones come to the end. Which free blocks is up to you.
         """
         ### BEGIN SOLUTION
         have = self.tables.get(owner, [])
@@ -744,7 +802,7 @@ class PagedArena(PagedBase):
         ### END SOLUTION
 
     def free(self, owner):
-        """Take all blocks of owner back; it has no table any more. ValueError if it has none."""
+        """Take all blocks of owner back; then it has no table. ValueError if it has none."""
         ### BEGIN SOLUTION
         if owner not in self.tables:
             raise ValueError(f"{owner} holds no blocks")
@@ -765,8 +823,11 @@ check("paged")
 #
 # **先猜。** 回到第 1 节的池子：2,048 个槽位就是 128 块，连续分配在 16 个请求里放进了 4 个。改用分页，按同样的次序，每个都按最终长度算，直到第一个被拒绝为止，能放进几个？
 
-# %%
+# %% lang="en"
 lab.predict("paged pool", None, unit="requests")
+
+# %% lang="zh"
+lab.predict("paged pool", None, unit="个请求")
 
 # %%
 import random
@@ -776,27 +837,30 @@ MyPages = lab.best("PagedArena")
 by_region, by_page = MyArena(128), MyPages(128, 16)
 num_contiguous = next(i for i in range(16) if by_region.allocate(i, LIMIT // 16) is None)
 num_paged = next(i for i, n in enumerate(LENGTHS) if not by_page.grow(i, n))
-filled, num_blocks = sum(-(-n // 16) for n in LENGTHS[:num_contiguous]), 128 - len(by_page.free_blocks)
+taken, num_blocks = 128 - by_region.free_total, 128 - len(by_page.free_blocks)
+filled = sum(-(-n // 16) for n in LENGTHS[:num_contiguous])
+refused = f"number {num_paged + 1} needs {-(-LENGTHS[num_paged] // 16)}"
 print("PAV 4, a pool of 128 blocks of 16:")
-print(f"  contiguous: {num_contiguous} requests hold {128 - by_region.free_total} blocks, {filled} of them filled")
-print(f"  paged:      {num_paged} requests hold {num_blocks} blocks; number {num_paged + 1} needs "
-      f"{-(-LENGTHS[num_paged] // 16)} and must wait")
+print(f"  contiguous: {num_contiguous} requests hold {taken} blocks, {filled} of them filled")
+print(f"  paged:      {num_paged} requests hold {num_blocks} blocks; {refused} and must wait")
+lab.compare("paged pool", num_paged)
 
+# %%
 random.seed(2026)
 lengths = [random.randint(40, 600) for _ in range(100)]
 by_region, by_page = MyArena(100 * 2_048), MyPages(4_000, 16)
 for i, n in enumerate(lengths):
     assert by_region.allocate(i, 2_048) is not None and by_page.grow(i, n)
 full = {i: (n, n) for i, n in enumerate(lengths)}
-static, paged = lab.best("measure")(by_region, full, 2_048), measure_paged(by_page, full)
+static, paged = measure_now(by_region, full, 2_048), measure_paged(by_page, full)
 blocks = sum(len(table) for table in by_page.tables.values())
-print("L33 7.1, experiment 1, 100 requests:")
-print(f"  contiguous: {static.capacity:,} slots, {static.used:,} used, {static.internal:,} wasted:",
-      f"{static.utilization:.2%} used")
 share = paged.used / (16 * blocks)
-print(f"  paged:      {blocks:,} blocks = {16 * blocks:,} slots, {paged.internal:,} wasted: {share:.2%} used")
+print("L33 7.1, experiment 1, 100 requests:")
+print(f"  contiguous: {static.capacity:,} slots, {static.used:,} used,",
+      f"{static.internal:,} wasted: {static.utilization:.2%} used")
+print(f"  paged:      {blocks:,} blocks = {16 * blocks:,} slots,",
+      f"{paged.internal:,} wasted: {share:.2%} used")
 print(f"  {share / static.utilization:.2f} times as many requests in the same memory")
-lab.compare("paged pool", num_paged)
 
 # %% [markdown] lang="en"
 # Your arenas give the texts' numbers to the digit. Notice what kind of numbers they are: every request stands still
@@ -804,49 +868,51 @@ lab.compare("paged pool", num_paged)
 # step. A quarter of each length is its prompt.
 
 # %% [markdown] lang="zh"
-# 你的内存区给出的数字与教材一位不差。但要注意这是什么样的数字：每个请求都静止在最终长度上，时间没有流动。让它流动起来：同一个池子，同样的十六个请求，一步一步地走。每个长度的四分之一是提示。
+# 你的内存区给出的数字与教材一位不差。但要注意这是什么样的数字：每个请求都静止在最终长度上，时间没有流动。让它流动起来：同一个池子，同样的十六个请求，一步一步地走。每个长度的四分之一是 prompt。
 
-# %%
+# %% fold="yes"
 from kvlab.arena import Job
 
 sixteen = [Job("ABCDEFGHIJKLMNOP"[i], n // 4, n) for i, n in enumerate(LENGTHS)]
-two = {
-    "contiguous, 512 each": run_contiguous(MyArena(POOL), sixteen, lambda job: LIMIT, with_spans=True),
-    "paged, blocks of 16": run_paged(MyPages(128, 16), sixteen, with_spans=True),
-}
+rows_of_512 = run_contiguous(MyArena(POOL), sixteen, lambda job: LIMIT, with_spans=True)
+blocks_of_16 = run_paged(MyPages(128, 16), sixteen, with_spans=True)
+two = {"contiguous, 512 each": rows_of_512, "paged, blocks of 16": blocks_of_16}
 
 
 def at(step):
     """Both arenas after `step` steps."""
     figure, axes = plt.subplots(2, 1, figsize=(9, 4.6), layout="constrained")
     for ax, (name, moments) in zip(axes, two.items()):
-        over = step >= len(moments)
         m = moments[min(step, len(moments) - 1)]
-        state = f"all done after {len(moments)} steps" if over else f"{m.running} run, {m.waiting} wait"
-        draw.memory(ax, [] if over else m.spans, POOL, per_row=512, title=f"{name}, step {step}: {state}")
+        state, spans = f"{m.running} run, {m.waiting} wait", m.spans
+        if step >= len(moments):
+            state, spans = f"all done after {len(moments)} steps", []
+        draw.memory(ax, spans, POOL, per_row=512, title=f"{name}, step {step}: {state}")
     axes[0].set_xlabel("")
     return figure
 
 
 for step in (5, 120):
-    at(step)
-    plt.show()
+    m, n = (moments[step].running for moments in two.values())
+    picture(at(step), f"Both pools at step {step}: contiguous {m} requests run, paged {n}")
 
 # %% [markdown] lang="en"
 # Above and below are the same requests at the same step; a letter is the same request everywhere. Dots are slots that
 # will be written later, strokes are slots that never will. In the contiguous pool, compare a row with the same row
 # 115 steps later: whoever sits in it, the strokes stay. In the paged pool, the letters are soon scattered, and
-# **nothing gets worse by that**.
+# **nothing gets worse by that**. Its dots are the open slots of last blocks: while a request runs, they are reservation,
+# since it will write them. Only what is open at its end is internal.
 #
 # Drag the slider through the whole run.
 
 # %% [markdown] lang="zh"
-# 上下两幅是同一步的同一批请求；同一个字母总是同一个请求。点表示以后会写的槽位，斜线表示永远不会写的槽位。在连续的池子里，拿同一行与 115 步之后相比：不管谁坐在里面，斜线都在。在分页的池子里，字母很快四处散落，而**什么也没有因此变坏**。
+# 上下两幅是同一步的同一批请求；同一个字母总是同一个请求。点表示以后会写的槽位，斜线表示永远不会写的槽位。在连续的池子里，拿同一行与 115 步之后相比：不管谁坐在里面，斜线都在。在分页的池子里，字母很快四处散落，而**什么也没有因此变坏**。图里的点是最后一块里还空着的槽位：请求还在跑，以后会写到它们，所以算 reservation；到它结束时还空着的，才是 internal。
 #
 # 拖动滑块，看完整个过程。
 
 # %%
-draw.slider(at, last=max(len(moments) for moments in two.values()), start=250)
+last = max(len(moments) for moments in two.values())
+sliders(at, "Both pools at the step that the slider shows", step=(0, last, 250))
 
 # %% [markdown] lang="en"
 # Now pages against what we tried in section 5, on the same 401 requests.
@@ -857,22 +923,22 @@ draw.slider(at, last=max(len(moments) for moments in two.values()), start=250)
 # %%
 runs["pages of 16"] = run_paged(MyPages(CAPACITY // 16, 16), jobs)
 shares["pages of 16"] = mean_shares(runs["pages of 16"])
-figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
-draw.waste_bars(ax, {f"{name}\n{len(runs[name]):,} steps": share for name, share in shares.items()})
-plt.show()
-last = runs["pages of 16"][-1]
-print(f"pages need {len(runs['the limit']) / len(runs['pages of 16']):.1f} times fewer steps than the limit.")
-print(f"{last.preempted} times somebody had to give all blocks back and come again.")
+show_shares(4, "Where the slots are: three ways to reserve, and pages")
+fewer = len(runs["the limit"]) / len(runs["pages of 16"])
+preempted = runs["pages of 16"][-1].preempted
+print(f"pages need {fewer:.1f} times fewer steps than the limit.")
+print(f"{preempted} times somebody had to give all blocks back and come again.")
 
 # %% [markdown] lang="en"
-# Pages beat the oracle, and they know nothing about lengths. The free part is not waste: it is what we keep ready so
-# that those who run can grow.
+# Pages beat the oracle, and they know nothing about lengths. Look at the lowest bar. The white part at its right end is
+# not waste: it is what we keep ready so that those who run can grow. And hardly anything is internal: while a request
+# runs, the open slots of its last block are reservation; only at its end do they become internal.
 #
 # There is a price, and it is in the last line. Whoever enters may find no block left in the middle of an answer, and
 # must give way. Reservation never has that problem; it has only that one virtue. What to do then is lab 09.
 
 # %% [markdown] lang="zh"
-# 分页胜过了神谕，而它对长度一无所知。free 那一段不是浪费，是留着让运行中的请求增长用的。
+# 分页胜过了先知，尽管分页对长度一无所知。看最下面一条：最右边白色的那一段不是浪费，是留着让运行中的请求增长用的。internal 几乎看不见：请求还在跑的时候，最后一块里空着的槽位是 reservation，到它结束时才变成 internal。
 #
 # 代价也有，就在最后一行：进来的请求可能回答到一半发现没有块了，只好让位。预留从来没有这个麻烦，这也是它唯一的优点。遇到这种情况怎么办，是实验 09 的内容。
 
@@ -908,13 +974,16 @@ for size in SIZES:
     waste[size] = 100 * found.internal / (found.internal + found.used)
     entries[size] = sum(len(table) for table in pages.tables.values()) / len(jobs)
 
+# %% fold="yes"
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 axes[0].plot(range(len(SIZES)), list(waste.values()), "o", color="#D55E00", markersize=7)
-axes[0].plot(range(len(SIZES)), [100 * tail_waste(250, size) for size in SIZES], color="#D55E00", linewidth=1)
+formula = [100 * tail_waste(250, size) for size in SIZES]
+axes[0].plot(range(len(SIZES)), formula, color="#D55E00", linewidth=1)
 axes[0].axhline(3, color="#222222", linewidth=0.8, linestyle="--")
 axes[0].text(0, 3.8, "3%", color="#222222")
 axes[0].set(ylabel="% of owned slots wasted", title="Waste: counted (dots), formula (line)")
-axes[1].plot(range(len(SIZES)), [4 * e for e in entries.values()], "s-", color="#0072B2", markersize=6)
+in_bytes = [4 * number for number in entries.values()]
+axes[1].plot(range(len(SIZES)), in_bytes, "s-", color="#0072B2", markersize=6)
 axes[1].set(ylabel="bytes of block table per request", title="Block table", yscale="log")
 for ax in axes:
     ax.set_xticks(range(len(SIZES)), SIZES)
@@ -922,73 +991,84 @@ for ax in axes:
     ax.axvline(SIZES.index(16), color="#BBBBBB", linewidth=6, zorder=0)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-plt.show()
+picture(figure, "By block size 1 to 256: waste rises from 0 to 34%, the block table shrinks")
 lab.compare("block of 128", waste[128])
 
 # %% [markdown] lang="en"
 # The grey bar is block size 16. To its left you save three percent at most, and the table doubles at each step. To
-# its right the waste doubles at each step. Nothing here says that 16 is *the* right number. It says that the waste
+# its right the waste nearly doubles at each step, at first. Nothing here says that 16 is *the* right number. It says that the waste
 # below it hardly matters. What small blocks do to the speed of reading is another story: labs 10 and 11.
 #
 # ## 9. In the engine
 #
 # Your `Arena` is a part. The adapter behind the engine's manager asks it for consecutive **block ids**, and the same
 # engine runs contiguously on it. Same scheduler, same requests, same tokens. We send the sixteen requests of section
-# 1.
+# 1, and give it 129 blocks: 128 to use, and one that is never given away, the null block (空块) with id 0.
 
 # %% [markdown] lang="zh"
-# 灰条是块大小 16。往左最多省下三个百分点，表却每步翻一倍；往右，浪费每步翻一倍。图上并没有说 16 是**唯一**正确的数，只是说比它更小已经没有多少可省。小块对读取速度的影响是另一回事，见实验 10、11。
+# 灰条是块大小 16。往左最多省下三个百分点，表却每步翻一倍；往右，浪费起初每步差不多翻一倍。图上并没有说 16 是**唯一**正确的数，只是说比它更小已经没有多少可省。小块对读取速度的影响是另一回事，见实验 10、11。
 #
 # ## 9. 放进引擎
 #
-# 你的 `Arena` 是一个部件（part）。引擎的管理器背后有一个适配器，向它要连续的**块号**，于是同一个引擎就按连续分配来运行：同样的调度器，同样的请求，同样的 token。我们送入第 1 节的十六个请求。
+# 你的 `Arena` 是一个部件（part）。引擎的管理器背后有一个适配器，向它要连续的**块号**，于是同一个引擎就按连续分配来运行：同样的调度器，同样的请求，同样的 token。我们送入第 1 节的十六个请求，给它 129 块：128 块可用，另有编号为 0 的一块永远不分出去，叫空块（null block）。
 
-# %%
+# %% fold="yes"
 from kvlab import EngineConfig, Request, SamplingParams
 
 
 def serve(reservation):
-    """The sixteen requests through the real scheduler and manager, with your parts: a row a step, and the tokens."""
+    """The sixteen requests through the real scheduler and manager, with your parts.
+
+    Gives (how many run, slots owned, slots filled) for each step, and the tokens.
+    """
     config = EngineConfig(block_size=16, num_gpu_blocks_override=129, max_model_len=LIMIT,
                           enable_prefix_caching=False, reservation=reservation)  # fmt: skip
     engine = lab.parts().make_engine(config)  # its model is the stand-in: it needs no torch
     for i, job in enumerate(sixteen):
+        prompt = range(100 * i, 100 * i + job.prompt)
         params = SamplingParams(temperature=0, max_tokens=job.final - job.prompt)
-        engine.add_request(Request(job.name, range(100 * i, 100 * i + job.prompt), params))
+        engine.add_request(Request(job.name, prompt, params))
     rows, tokens = [], {}
     while engine.has_unfinished_requests():
         for output in engine.step():
-            tokens.setdefault(output.request.request_id, []).extend(output.new_token_ids)
+            name = output.request.request_id
+            tokens.setdefault(name, []).extend(output.new_token_ids)
         running, tables = engine.scheduler.running, engine.scheduler.manager.req_to_blocks
         owned = 16 * sum(len(tables[request.request_id]) for request in running)
         filled_now = sum(request.num_computed_tokens for request in running)
         rows.append((len(running), owned, filled_now))
     return rows, tokens
 
-
+# %%
 served = {name: serve(name) for name in ("contiguous", "paged")}
-assert served["contiguous"][1] == served["paged"][1], "where K/V lies must not change a token"
+same = served["contiguous"][1] == served["paged"][1]
+assert same, "where K/V lies must not change a token"
+
+# %% fold="yes"
+from matplotlib.ticker import MaxNLocator
 
 figure, axes = plt.subplots(1, 3, figsize=(9, 3), layout="constrained", sharex=True)
-for name, colour, ax, style in (("contiguous", "#D55E00", axes[1], "--"), ("paged", "#0072B2", axes[2], "-")):
-    running, owned, holding = zip(*served[name][0])
-    steps = range(len(running))
-    axes[0].step(steps, running, style, color=colour, linewidth=2, where="post")
-    ax.step(steps, owned, style, color=colour, linewidth=2, where="post")
+for (name, (rows, _)), colour, ax in zip(served.items(), ("#D55E00", "#0072B2"), axes[1:]):
+    running, owned, holding = zip(*rows)
+    steps = range(len(rows))
+    axes[0].step(steps, running, color=colour, linewidth=2, where="post")
+    ax.step(steps, owned, color=colour, linewidth=2, where="post")
     ax.fill_between(steps, holding, step="post", color=colour, alpha=0.35)
-    ax.set(title=f"{name}: slots owned (line), filled (area)", xlabel="step", ylim=(0, 2_150))
-    ax.title.set_fontsize(9)
+    ax.set(xlabel="step", ylim=(0, 2_150))
+    ax.set_title(f"{name}: slots owned (line), filled (area)", fontsize=9)
 axes[0].text(190, 9, f"paged:\n{len(served['paged'][0])} steps", color="#0072B2")
-axes[0].text(360, 4.2, f"contiguous:\n{len(served['contiguous'][0])} steps", color="#D55E00")
-axes[0].set(title="requests running", xlabel="step", ylim=(0, 17))
-axes[0].title.set_fontsize(9)
+axes[0].text(360, 4.4, f"contiguous:\n{len(served['contiguous'][0])} steps", color="#D55E00")
+axes[0].set(xlabel="step", ylim=(0, 17))
+axes[0].set_title("requests running", fontsize=9)
+axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
 for ax in axes:
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-plt.show()
+picture(figure, "Requests running, and slots owned and filled, over the steps of both engines")
 
 # %% [markdown] lang="en"
-# On the left: the contiguous engine never runs more than four; twelve requests look on. The paged engine lets all
+# On the left: the contiguous engine never runs more than four; twelve requests look on. At each dip one has ended, and
+# the next enters a step later. The paged engine lets all
 # sixteen in at once, and is done when the longest answer is done. In the middle and on the right: the distance
 # between the line and the area under it is memory that somebody owns and nobody uses.
 #
@@ -998,7 +1078,7 @@ plt.show()
 # The last cell runs the engine once more, on your arena and on ours: with the model that we ship if torch is there.
 
 # %% [markdown] lang="zh"
-# 左图：连续分配的引擎最多只跑四个，十二个请求在旁边看着。分页的引擎一下子放进全部十六个，最长的回答写完，它也就做完了。中图与右图：线（占用的槽位）与线下面积（放着 token 的槽位）之间的距离，就是有人占着却没人用的内存。
+# 左图：连续分配的引擎最多只跑四个，十二个请求在旁边看着；线每往下凹一次，就是一个请求结束了，下一个要晚一步才进来。分页的引擎一下子放进全部十六个，最长的回答写完，它也就做完了。中图与右图：线（占用的槽位）与线下面积（放着 token 的槽位）之间的距离，就是有人占着却没人用的内存。
 #
 # 而 token 一个也没有变，`assert` 已经验证过。K 和 V 放在哪里，是内存管理器自己的事，与别人无关。
 #
@@ -1010,20 +1090,16 @@ beside = lab.run_engine(reservation="contiguous")
 # %% [markdown] lang="en"
 # ## 10. What the textbook says, and what we measured
 #
-# Every number in the third column is computed in this cell, from your functions where they are solved. *Holds if*
-# means that the text is right under the condition in the last column.
+# Every number in the third column is computed in this notebook, from your functions where they are solved. *Holds if*
+# means that the text is right under the condition in the last column. The fourth row is your first pencil question.
 
 # %% [markdown] lang="zh"
 # ## 10. 教材怎么说，我们量出什么
 #
-# 第三列的每个数字都由下面的单元格算出；练习已解的，用的就是你的函数。表中 holds 是“成立”，holds if 是“在最后一列的条件下成立”，contradicted 是“不成立”，最后一列说明差在哪里。
+# 第三列的每个数字都由这个笔记本算出；练习已解的，用的就是你的函数。“有条件成立”是说：在最后一列的条件下，教材是对的。第四行就是手算的第 1 题。
 
-# %%
-expected, ledger = lab.best("expected_utilisation"), []
-
-
-def claim(where, says, found, agrees, condition=""):
-    ledger.append((where, says, found, ("holds if" if condition else "holds") if agrees else "contradicted", condition))
+# %% fold="yes"
+expected = lab.best("expected_utilisation")
 
 
 def near(found, stated, digits=1):
@@ -1031,51 +1107,107 @@ def near(found, stated, digits=1):
     return abs(found - stated) < 10**-digits
 
 
-chats = expected(150, 300, reserve=4_096)
-tail = tail_waste(225, 16)
-waste_static, ratio = 100 - 100 * chats.static, 4_096 * (1 - tail) / 225
-claim("C05, L33 0.2", "pages waste 3.2%", f"{100 * tail:.2f}%", near(100 * tail, 3.2), "mean length 225, B = 16")
-claim("C05, L33 0.2", "150-300 of 4,096 slots waste 68%", f"{waste_static:.1f}%", near(waste_static, 68),
-      f"68% is a mean of {0.32 * 4_096:,.0f} tokens")
-claim("C05, L33 0.2", "6.6 times as many requests", f"{ratio:.1f} times", near(ratio, 6.6),
-      f"280 / 42 = {280 / 42:.2f}; if memory is not what stops at 280")
-claim("C06, L33 1.1", "80 of 2,048 slots: 3.9%", f"{8_000 / 2_048:.2f}%", near(8_000 / 2_048, 3.9))
-refused = honeycomb.allocate("D", 5) is None
-claim("C07, L33 1.2", "4.5 GB free, 2.5 GB refused", f"{honeycomb.free_total / 2} GB, refused: {refused}", refused)
-claim("C08, L33 1.4", "12.2% static", f"{100 * closed.static:.2f}%", near(100 * closed.static, 12.2))
-claim("C08, L33 1.4", "6.1% over time", f"{100 * closed.per_request:.2f}%", near(100 * closed.per_request, 6.1),
-      f"no prompt, averaged over requests; at a random moment {100 * closed.over_time:.2f}%")
-both = near(30_000 / 2_048, 14.6) and near(40_000 / 4_096, 9.7)
-claim("C09, L33 1.4", "14.6% to 9.7%", f"{30_000 / 2_048:.2f}% to {40_000 / 4_096:.2f}%", both)
+chats, tail = expected(150, 300, reserve=4_096), 100 * tail_waste(225, 16)
+waste_static, ratio = 100 - 100 * chats.static, 4_096 * (1 - tail / 100) / 225
+eighty = 100 * 80 / 2_048
+gigabytes, still_refused = honeycomb.free_total / 2, honeycomb.allocate("D", 5) is None
+static_now, per_request, over_time = (100 * share for share in closed)
+factors = 100 * 300 / 2_048, 100 * 400 / 4_096
 alpha = [1 - shares[name]["external"] for name in SCHEMES]
-claim("C09, L33 1.4", "x 0.7 for external waste", "x " + ", ".join(f"{a:.2f}" for a in alpha), min(alpha) <= 0.7,
-      f"0.7 needs very few regions: 2.9 fit, 2 are placed: {2 / 2.9:.2f}")
-low, high = 0.7 * 400 / 4_096, 0.7 * 300 / 2_048
-with_prompt = expected(50, 450, 2_048, prompt=200).over_time
-claim("C09, L33 1.4", "locked at 10% to 20%", f"its own factors: {low:.2%} to {high:.2%}", low > 0.0995,
-      f"prompts in the cache do it: 200 tokens give {with_prompt:.1%}")
-experiment = (static.capacity, static.used, static.internal, blocks, 16 * blocks, paged.internal)
-claim("C25, L33 7.1", "204,800 / 37,213 / 167,587; 2,375 / 38,000 / 787", " / ".join(f"{n:,}" for n in experiment),
-      experiment == (204_800, 37_213, 167_587, 2_375, 38_000, 787))
-claim("C25, L33 7.1", "18.17%, 97.93%, 5.39 times",
-      f"{static.utilization:.2%}, {share:.2%}, {share / static.utilization:.2f}",
-      (round(static.utilization, 4), round(share, 4), round(share / static.utilization, 2)) == (0.1817, 0.9793, 5.39),
-      f"all at full length; at a random moment {expected(40, 600, 2_048).over_time:.1%} contiguous")
-claim("C36, L33 A.3", "20 tokens in a block of 128 waste 70%", f"{108 / 128:.1%}", near(100 * 108 / 128, 70),
-      f"70% is {0.3 * 128:.0f} tokens: 20 of answer, 18 of prompt")
+low, high = 0.7 * factors[1], 0.7 * factors[0]
+with_prompt = 100 * expected(50, 450, 2_048, prompt=200).over_time
+experiment = static.capacity, static.used, static.internal, blocks, 16 * blocks, paged.internal
+as_printed = (204_800, 37_213, 167_587, 2_375, 38_000, 787)
+ratios = static.utilization, share, share / static.utilization
+experiment_now = 100 * expected(40, 600, 2_048).over_time
+large_block = 100 * 108 / 128
+tails = [100 * tail_waste(250, size) for size in (16, 32)]
 shortest = [next(m for m in range(1, 9_999) if tail_waste(m, size) < 0.03) for size in (16, 32)]
-claim("C37, L33 A.3", "B = 16 to 32: waste under 3%", f"mean 250: {tail_waste(250, 16):.1%}, {tail_waste(250, 32):.1%}",
-      tail_waste(250, 16) < 0.03, f"mean length at least {shortest[0]} for 16, {shortest[1]} for 32")
+pool = num_contiguous, num_paged, filled, num_blocks, 100 - 100 * filled / 128
 peak = max(row[0] for row in served["paged"][0])
-claim("C38, PAV 4", "4 and 13 requests, 34 and 118 blocks, 73%",
-      f"{num_contiguous} and {num_paged}, {filled} and {num_blocks}, {1 - filled / 128:.0%}",
-      (num_contiguous, num_paged, filled, num_blocks) == (4, 13, 34, 118),
-      f"all at full length, in order; in section 9 {peak} run at once")
 longer = [entries[1] / entries[16], entries[1] / entries[32]]
-claim("L33 8.1-2", "B = 1: tables tens of times longer", f"{longer[0]:.1f} and {longer[1]:.1f} times", longer[1] > 20,
-      "compared with B = 32, not 16")
 
-draw.table(("text", "it says", "we found", "verdict", "condition, or what would make it so"), ledger)
+# %% fold="yes" lang="en"
+rows = [
+    ("L33 0.2", "pages waste 3.2%", f"{tail:.2f}%", near(tail, 3.2), "mean length 225, B = 16"),
+    ("L33 0.2", "150-300 of 4,096 slots waste 68%", f"{waste_static:.1f}%",
+     near(waste_static, 68), f"68% is a mean of {0.32 * 4_096:,.0f} tokens"),
+    ("L33 0.2", "6.6 times as many requests", f"{ratio:.1f} times", near(ratio, 6.6),
+     f"280 / 42 = {280 / 42:.2f}; if memory is not what stops at 280"),
+    ("L33 1.1", "80 of 2,048 slots: 3.9%", f"{eighty:.2f}%", near(eighty, 3.9), ""),
+    ("L33 1.2", "4.5 GB free, 2.5 GB refused", f"{gigabytes} GB, refused: {still_refused}",
+     gigabytes == 4.5 and still_refused, ""),
+    ("L33 1.4", "12.2% static", f"{static_now:.2f}%", near(static_now, 12.2), ""),
+    ("L33 1.4", "6.1% over time", f"{per_request:.2f}%", near(per_request, 6.1),
+     f"no prompt, averaged over requests; at a random moment {over_time:.2f}%"),
+    ("L33 1.4", "14.6% to 9.7%", f"{factors[0]:.2f}% to {factors[1]:.2f}%",
+     near(factors[0], 14.6) and near(factors[1], 9.7), ""),
+    ("L33 1.4", "x 0.7 for external waste", "x " + ", ".join(f"{a:.2f}" for a in alpha),
+     min(alpha) <= 0.7,
+     f"a pool of 2.9 reservations has room for 2, and 2 / 2.9 = {2 / 2.9:.2f}"),
+    ("L33 1.4", "locked at 10% to 20%", f"its own factors: {low:.2f}% to {high:.2f}%",
+     low > 9.95, f"prompts in the cache do it: 200 tokens give {with_prompt:.1f}%"),
+    ("L33 7.1", "204,800 / 37,213 / 167,587; 2,375 / 38,000 / 787",
+     " / ".join(f"{n:,}" for n in experiment), experiment == as_printed, ""),
+    ("L33 7.1", "18.17%, 97.93%, 5.39 times",
+     f"{ratios[0]:.2%}, {ratios[1]:.2%}, {ratios[2]:.2f}",
+     (round(ratios[0], 4), round(ratios[1], 4), round(ratios[2], 2)) == (0.1817, 0.9793, 5.39),
+     f"all at full length; at a random moment {experiment_now:.1f}% contiguous"),
+    ("L33 A.3", "20 tokens in a block of 128 waste 70%", f"{large_block:.1f}%",
+     near(large_block, 70), f"70% is {0.3 * 128:.0f} tokens: 20 of answer, 18 of prompt"),
+    ("L33 A.3", "B = 16 to 32: waste under 3%", f"mean 250: {tails[0]:.1f}%, {tails[1]:.1f}%",
+     tails[0] < 3, f"mean length at least {shortest[0]} for 16, {shortest[1]} for 32"),
+    ("PAV 4", "4 and 13 requests, 34 and 118 blocks, 73%",
+     f"{pool[0]} and {pool[1]}, {pool[2]} and {pool[3]}, {pool[4]:.0f}%",
+     pool[:4] == (4, 13, 34, 118) and round(pool[4]) == 73,
+     f"all at full length, in order; in section 9 {peak} run at once"),
+    ("L33 8.1-2", "B = 1: tables tens of times longer",
+     f"{longer[0]:.1f} and {longer[1]:.1f} times", longer[1] > 20,
+     "compared with B = 32, not 16"),
+]
+heads = ("text", "it says", "we found", "verdict", "condition, or what would make it so")
+draw.ledger(heads, ("holds", "holds if", "contradicted"), rows)
+
+# %% fold="yes" lang="zh"
+rows = [
+    ("L33 0.2", "分页浪费 3.2%", f"{tail:.2f}%", near(tail, 3.2), "平均长度 225，B = 16"),
+    ("L33 0.2", "4,096 个槽位里放 150–300 个，浪费 68%", f"{waste_static:.1f}%",
+     near(waste_static, 68), f"浪费 68% 相当于平均 {0.32 * 4_096:,.0f} 个 token"),
+    ("L33 0.2", "请求数是原来的 6.6 倍", f"{ratio:.1f} 倍", near(ratio, 6.6),
+     f"280 / 42 = {280 / 42:.2f}；前提是停在 280 的原因不是内存"),
+    ("L33 1.1", "2,048 个槽位用 80 个：3.9%", f"{eighty:.2f}%", near(eighty, 3.9), ""),
+    ("L33 1.2", "空着 4.5 GB，拒绝了 2.5 GB",
+     f"空着 {gigabytes} GB，{'拒绝' if still_refused else '没有拒绝'}",
+     gigabytes == 4.5 and still_refused, ""),
+    ("L33 1.4", "静态利用率 12.2%", f"{static_now:.2f}%", near(static_now, 12.2), ""),
+    ("L33 1.4", "按时间 6.1%", f"{per_request:.2f}%", near(per_request, 6.1),
+     f"没有 prompt，并且对请求取平均；随机一刻去看是 {over_time:.2f}%"),
+    ("L33 1.4", "14.6% 至 9.7%", f"{factors[0]:.2f}% 至 {factors[1]:.2f}%",
+     near(factors[0], 14.6) and near(factors[1], 9.7), ""),
+    ("L33 1.4", "外部碎片再乘 0.7", "乘 " + "、".join(f"{a:.2f}" for a in alpha),
+     min(alpha) <= 0.7,
+     f"池子等于 2.9 份预留时，只放得下 2 份，2 / 2.9 = {2 / 2.9:.2f}"),
+    ("L33 1.4", "锁定在 10% 到 20%", f"用它自己的系数：{low:.2f}% 到 {high:.2f}%",
+     low > 9.95, f"prompt 在缓存里才有：200 个 token 的 prompt 给出 {with_prompt:.1f}%"),
+    ("L33 7.1", "204,800 / 37,213 / 167,587；2,375 / 38,000 / 787",
+     " / ".join(f"{n:,}" for n in experiment), experiment == as_printed, ""),
+    ("L33 7.1", "18.17%、97.93%、5.39 倍",
+     f"{ratios[0]:.2%}、{ratios[1]:.2%}、{ratios[2]:.2f} 倍",
+     (round(ratios[0], 4), round(ratios[1], 4), round(ratios[2], 2)) == (0.1817, 0.9793, 5.39),
+     f"全部到达最终长度；随机一刻去看，连续分配是 {experiment_now:.1f}%"),
+    ("L33 A.3", "128 的块里放 20 个 token，浪费 70%", f"{large_block:.1f}%",
+     near(large_block, 70), f"浪费 70% 相当于 {0.3 * 128:.0f} 个 token：回答 20，prompt 18"),
+    ("L33 A.3", "B 取 16 到 32，浪费不到 3%", f"平均 250：{tails[0]:.1f}%、{tails[1]:.1f}%",
+     tails[0] < 3, f"平均长度至少要有 {shortest[0]}（16 的块）、{shortest[1]}（32 的块）"),
+    ("PAV 4", "4 个与 13 个请求，34 块与 118 块，73%",
+     f"{pool[0]} 个与 {pool[1]} 个，{pool[2]} 块与 {pool[3]} 块，{pool[4]:.0f}%",
+     pool[:4] == (4, 13, 34, 118) and round(pool[4]) == 73,
+     f"全部按最终长度、按次序放；第 9 节里最多同时跑 {peak} 个"),
+    ("L33 8.1-2", "B = 1：块表长几十倍",
+     f"{longer[0]:.1f} 倍与 {longer[1]:.1f} 倍", longer[1] > 20, "与 B = 32 相比，不是 16"),
+]
+heads = ("出处", "教材说", "我们算出", "结论", "条件，或者怎样才会如此")
+draw.ledger(heads, ("成立", "有条件成立", "不成立"), rows)
 
 # %% [markdown] lang="en"
 # Five of these deserve a sentence.
@@ -1087,7 +1219,7 @@ draw.table(("text", "it says", "we found", "verdict", "condition, or what would 
 #   sees 7.4%.
 # - **0.7** for holes. It is multiplied onto reservations of equal size, which leave no holes but the remainder. In
 #   our runs holes take 0 to 12%, and they come when reservations differ, that is when internal waste is smaller.
-# - **10% to 20%**. The line above it bounds the figure by 10.2% from *above*. With prompts in the cache, 10% to 20%
+# - **10% to 20%**. The textbook's own line above it bounds the figure by 10.2% from *above*. With prompts in the cache, 10% to 20%
 #   is reasonable; it is no law of mathematics.
 # - **Under 3%** for blocks of 16 to 32 is true for long texts. For chats of 250 tokens, blocks of 32 waste twice
 #   that.
@@ -1098,7 +1230,7 @@ draw.table(("text", "it says", "we found", "verdict", "condition, or what would 
 # - **68% 与 6.6 倍**（L33 0.2）。4,096 个槽位里放 150 到 300 个 token，浪费是 94.5%；只看内存，并发可以到 17 倍以上。3.2% 与这些长度分毫不差；另外两个数要么来自更长的会话，要么另有限制。
 # - **“动态” 6.1%**：对“平均的请求”是对的。随机一刻去看，遇见长请求的机会更大，看到的是 7.4%。
 # - **0.7**（外部碎片系数）：它乘在等大的预留上，而等大的预留除了余数之外没有洞。我们的运行里，洞占 0 到 12%，而且是在预留有大有小、内部碎片变小的时候才出现。
-# - **10%–20%**：紧挨着的上一行算出的是**上限** 10.2%。提示在缓存里时，10%–20% 是合理的数字，但不是数学定律。
+# - **10%–20%**：教材里紧挨着的上一行算出的是**上限** 10.2%。prompt 在缓存里时，10%–20% 是合理的数字，但不是数学定律。
 # - **16 到 32 的块浪费不到 3%**：对长文本成立。对 250 个 token 的会话，32 的块浪费将近 6%。
 
 # %% [markdown] lang="en"
@@ -1120,17 +1252,17 @@ draw.table(("text", "it says", "we found", "verdict", "condition, or what would 
 # returns `(offset, size)` of a region that is no longer held, or raises the `ValueError`.
 
 # %% [markdown] lang="zh"
-# 教材的主旨站得住：连续预留浪费了大部分内存，分页不会。个别数字对不上，是因为把两种最坏情形乘在了一起，或者数字来自另一个场景，而不是旁边描述的那一个。真实的故事常常就是这样配上了错误的数字；现在你有工具看出来了。
+# 教材的主旨站得住：连续预留浪费了大部分内存，分页不会。个别数字对不上，是因为把两种最坏情形乘在了一起，或者数字来自另一个场景，而不是旁边描述的那一个。真实的故事常常就是这样配上了错误的数字；现在你有办法看出来了。
 #
 # ## 11. 选做：伙伴系统
 #
-# 操作系统里有一条古老的中间道路：伙伴系统（buddy system）。区域的大小只有 1、2、4、8……；太大的区域对半劈开，两半互为“伙伴”；归还的区域与它的伙伴合并，只要伙伴空闲就一直合并下去。找伙伴只要一次运算：大小为 *s*、偏移为 *x* 的区域，伙伴在 `x ^ s`（按位异或）。
+# 操作系统里有一条古老的中间道路：伙伴系统（buddy system）。区域的大小只有 1、2、4、8……；太大的区域对半拆分，两半互为“伙伴”；归还的区域与它的伙伴合并，只要伙伴空闲就一直合并下去。找伙伴只要一次运算：大小为 *s*、偏移为 *x* 的区域，伙伴在 `x ^ s`（按位异或）。
 #
-# ### 练习 7（选做）：劈开与合并
+# ### 练习 7（选做）：拆分与合并
 #
 # `BuddyBase` 保存 `self.free_lists`：大小 -> 空闲区域偏移的集合。另外给出：`self.check(owner, size)`；`self.place(owner, offset, size)`，登记区域并返回起点；`self.take(owner)`，返回不再占用的区域的 `(offset, size)`，没有则抛出 `ValueError`。
 #
-# - `allocate(owner, size)`：把 `size` 向上取到 2 的幂；在够大的空闲区域里取最小的，一样大取偏移最低的；太大就反复对半劈开，留左半；返回起点，没有就返回 `None`。
+# - `allocate(owner, size)`：把 `size` 向上取到 2 的幂；在够大的空闲区域里取最小的，一样大取偏移最低的；太大就反复对半拆分，留左半；返回起点，没有就返回 `None`。
 # - `free(owner)`：归还，并与伙伴合并到不能再合并为止。
 
 # %%
@@ -1140,10 +1272,11 @@ from kvlab.arena import BuddyBase
 # %% ex="buddy"
 class BuddyArena(BuddyBase):
     def allocate(self, owner, size):
-        """Give owner a region of the smallest power of two >= size: its start, or None (nothing changed).
+        """Give owner a region of the smallest power of two that is not below size.
 
-        Take the smallest free region that will do, of these the lowest offset; while it is too large, split it, keep
-        the left half and put the right one into its free list. Call self.check(owner, size) first.
+        Return its start, or None (and change nothing). Call self.check(owner, size) first.
+        Take the smallest free region that will do, of these the lowest offset. While it is too
+        large, split it: keep the left half and put the right one into its free list.
         """
         ### BEGIN SOLUTION
         self.check(owner, size)
@@ -1163,7 +1296,7 @@ class BuddyArena(BuddyBase):
         ### END SOLUTION
 
     def free(self, owner):
-        """Take owner's region back and join it with its buddy, and again, as long as the buddy is free."""
+        """Take owner's region back. While its buddy is free, join the two, and look again."""
         ### BEGIN SOLUTION
         offset, size = self.take(owner)
         while (offset ^ size) in self.free_lists[size]:
@@ -1178,10 +1311,12 @@ check("buddy")
 
 # %%
 buddy = run_contiguous(lab.best("BuddyArena")(CAPACITY), jobs, SCHEMES["an oracle"])
-figure, ax = plt.subplots(figsize=(9, 2.2), layout="constrained")
+
+# %% fold="yes"
+figure, ax = plt.subplots(figsize=(9, 2.4), layout="constrained")
 draw.waste_bars(ax, {"first fit": shares["an oracle"], "buddies": mean_shares(buddy)})
 ax.set_title("Both know every length in advance", loc="left", fontsize=11)
-plt.show()
+picture(figure, "Two bars: first fit has more external waste, buddies have more internal waste")
 
 # %% [markdown] lang="en"
 # Look at what was traded: buddies have far less external waste, and pay for it with internal waste, the rounding up.
@@ -1226,8 +1361,8 @@ plt.show()
 # **想一想。**
 #
 # - 某引擎按 `prompt + max_tokens` 预留，并按 `max_tokens` 向用户收费。用户会怎么做？五种状态里哪一种会变小？
-# - 压缩（compaction）把区域挪到一起，可以消灭外部碎片。以 2 TB/s（读加写）搬动 10 GB 的 K 和 V 要多久？这段时间里什么必须停下？
-# - CUDA 可以把零散的 2 MiB 物理页映射到一段笔直的**虚拟**地址之下。这能治哪几种浪费？什么扮演了块大小的角色？（每 token 128 KiB，一页是多少个 token？）
+# - 紧凑（compaction）把区域挪到一起，可以消灭外部碎片。以 2 TB/s（读加写）搬动 10 GB 的 K 和 V 要多久？这段时间里什么必须停下？
+# - CUDA 可以把零散的 2 MiB 物理页映射到一段连续的**虚拟**地址之下。这能治哪几种浪费？什么扮演了块大小的角色？（每 token 128 KiB，一页是多少个 token？）
 # - 伙伴系统对“2 的幂加 1”的请求浪费最多。块大小 16 的分页，对哪些长度浪费的百分比最大？
 #
-# **在真实系统里的位置。** vLLM 没有内存区：启动时一次分配一整个张量，由 `vllm/v1/core/block_pool.py` 分发块号，实验 03 就写它；`--block-size` 就是第 8 节的旋钮。SGLang 的 token 槽位与页的分配器在 `sglang/srt/mem_cache/allocator` 下，`--page-size` 是同一个旋钮。连续分配则住在楼下一层：PyTorch 的缓存分配器（`c10/cuda/CUDACachingAllocator.cpp`）取最佳适配、劈开、释放时合并相邻块。这些，你刚刚都写过了。
+# **在真实系统里的位置。** vLLM 没有内存区：启动时一次分配一整个张量，由 `vllm/v1/core/block_pool.py` 分发块号，实验 03 就写它；`--block-size` 就是第 8 节的旋钮。SGLang 的 token 槽位与页的分配器在 `sglang/srt/mem_cache/allocator` 下，`--page-size` 是同一个旋钮。连续分配则在更低的一层：PyTorch 的缓存分配器（`c10/cuda/CUDACachingAllocator.cpp`）取最佳适应、拆分、释放时合并相邻块。这些，你刚刚都写过了。

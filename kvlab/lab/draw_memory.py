@@ -4,14 +4,11 @@ mark differs in its pattern too, so that a greyscale print can be read.
     memory(ax, spans, capacity, per_row)     who holds which slots (lab 02)
     waste_areas(ax, moments)                 the five kinds of slots over time (lab 02)
     waste_bars(ax, {name: shares})           the same, averaged, one bar a scheme (lab 02)
-    slider(make, last)                       the figure of the step that a slider shows
-    table(heads, rows)                       a small table
+    table(heads, rows), ledger(heads, verdicts, rows)     a small table, and one of what a text says
 """
 
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from io import BytesIO
 from typing import Any
 
 from kvlab.arena import Moment, Span
@@ -51,8 +48,11 @@ def memory(ax: Any, spans: Sequence[Span], capacity: int, per_row: int, title: s
             ax.add_patch(Rectangle((x, row), width, 0.8, fill=False, edgecolor=INK, linewidth=1))
         row, x, width = pieces[0]
         wide = width > per_row / 8
+        bare = span.used <= (per_row / 30 if wide else span.size / 2)  # the letter would lie on dots or strokes
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1} if bare else None
         ax.text(x + (per_row / 100 if wide else width / 2), row + 0.4, str(span.owner).removeprefix("r"), color=INK,
-                ha="left" if wide else "center", va="center", fontsize=9 + wide, fontweight="bold")  # fmt: skip
+                ha="left" if wide else "center", va="center", fontsize=9 + wide, fontweight="bold",
+                bbox=box)  # fmt: skip
     ax.set(xlim=(-per_row / 200, per_row * 1.005), ylim=(rows - 0.1, -0.1), xlabel="slot within the row")
     ax.set_yticks([row + 0.4 for row in range(rows)], [f"from {row * per_row}" for row in range(rows)])
     ax.set_xticks([per_row * i // 4 for i in range(5)])
@@ -81,57 +81,32 @@ def waste_areas(ax: Any, moments: Sequence[Moment], title: str = "") -> None:
 
 
 def waste_bars(ax: Any, schemes: Mapping[str, Mapping[str, float]]) -> None:
-    """One bar for each scheme: kind of slot -> share of all slots, 0 to 1. Small parts are drawn but not labelled."""
+    """One bar for each scheme: kind of slot -> share of all slots, 0 to 1.
+
+    A part too small for its words has them above the bar, a second such part below; under half a percent it has none.
+    """
+    white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5}
     for row, shares in enumerate(schemes.values()):
-        left = 0.0
+        left, outside = 0.0, 0
         for kind, (face, hatch, words) in KINDS.items():
             width = 100 * shares[kind]
-            ax.barh(row, width, left=left, color=face, hatch=hatch, edgecolor=INK, linewidth=0.6, height=0.6)
-            if width > 4:
-                text = f"{words}\n{width:.0f}%" if width > 9 else f"{width:.0f}%"
-                ax.text(left + width / 2, row, text, ha="center", va="center", fontsize=9, color=INK,
-                        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5})  # fmt: skip
+            ax.barh(row, width, left=left, color=face, hatch=hatch, edgecolor=INK, linewidth=0.6, height=0.5)
+            middle = left + width / 2
+            if width > 11:
+                text = f"{words}\n{width:.0f}%"
+                ax.text(middle, row, text, ha="center", va="center", fontsize=9, color=INK, bbox=white)
+            elif width >= 0.5:
+                y, va = (row - 0.28, "bottom") if outside % 2 == 0 else (row + 0.28, "top")
+                side = "left" if middle < 8 else "right" if middle > 92 else "center"
+                x = {"left": left, "right": left + width, "center": middle}[side]
+                ax.text(x, y, f"{words} {width:.0f}%", ha=side, va=va, fontsize=9, color=INK)
+                outside += 1
             left += width
     ax.set_yticks(range(len(schemes)), list(schemes))
-    ax.invert_yaxis()
-    ax.set(xlim=(0, 100), xlabel="% of all slots, mean over time")
+    ax.set(xlim=(0, 100), ylim=(len(schemes) - 0.4, -0.6), xlabel="% of all slots, mean over time")
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.tick_params(left=False)
-
-
-def slider(make: Callable[[int], Any], last: int, start: int = 0, label: str = "step") -> None:
-    """A slider from 0 to `last` over the figure that make(step) gives; the figure at `start` where no widgets run.
-
-    The figure goes into an image, not an Output widget: nothing flickers, and it runs where nobody looks (nbclient).
-    """
-    import matplotlib.pyplot as plt
-
-    try:
-        from ipywidgets import Image, IntSlider, Layout, VBox
-    except ImportError:
-        make(start)
-        plt.show()
-        return
-    from IPython.display import display
-
-    def picture(step: int) -> bytes:
-        figure, file = make(step), BytesIO()
-        figure.savefig(file, format="png", dpi=90)
-        plt.close(figure)
-        return file.getvalue()
-
-    class Player(VBox):
-        def _repr_mimebundle_(self, **options: Any) -> Any:
-            """With a picture for pages without widgets: a printed notebook, HTML."""
-            bundle = super()._repr_mimebundle_(**options)
-            bundle["image/png"] = b64encode(picture(start)).decode()
-            return bundle
-
-    chosen = IntSlider(start, 0, last, description=label, layout=Layout(width="90%"))
-    image = Image(value=picture(start), format="png")
-    chosen.observe(lambda change: setattr(image, "value", picture(change["new"])), names="value")
-    display(Player([chosen, image]))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -149,6 +124,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     head, *body = (f"<tr>{row}</tr>" for row in marked)
     html = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
     display({"text/plain": "\n".join(lines), "text/html": html}, raw=True)
+
+
+def ledger(heads: Sequence[str], verdicts: Sequence[str], rows: Sequence[tuple[str, str, str, bool, str]]) -> None:
+    """Show what a text says beside what we found. rows: where, the text's words, ours, do they agree?, condition.
+
+    verdicts: three words, for "holds", "holds if" (there is a condition) and "contradicted".
+    """
+    holds, holds_if, contradicted = verdicts
+    said = [
+        (where, says, found, (holds_if if condition else holds) if agrees else contradicted, condition)
+        for where, says, found, agrees, condition in rows
+    ]
+    table(heads, said)
 
 
 def _number(owner: object) -> int:

@@ -47,27 +47,34 @@ def test_bars_add_up_and_bands_reach_the_top(ax):
     assert max(path.vertices[:, 1].max() for c in ax.collections for path in c.get_paths()) == pytest.approx(100)
 
 
+def test_small_parts_of_a_bar_are_labelled_outside_it(ax):
+    shares = dict(zip(draw.KINDS, (0.66, 0.04, 0.004, 0.02, 0.276), strict=True))
+    draw.waste_bars(ax, {"now": shares})
+    inside, above, below, last = ax.texts
+    assert inside.get_text() == "holds a token\n66%"
+    assert above.get_text() == "reservation 4%" and below.get_text() == "external 2%"
+    assert last.get_text() == "free\n28%" and last.get_position()[1] == inside.get_position()[1] == 0
+    assert above.get_position()[1] < -0.25 and below.get_position()[1] > 0.25
+
+
+def test_a_letter_over_dots_has_a_white_ground(ax):
+    draw.memory(ax, [Span(0, 8, "A", 8, 8), Span(8, 8, "B", 1, 8), Span(16, 64, "C", 60, 64), Span(80, 48, "D", 0, 9)],
+                capacity=256, per_row=128)  # fmt: skip
+    assert [text.get_bbox_patch() is not None for text in ax.texts] == [False, True, False, True]
+
+
+def test_a_ledger_says_what_holds(monkeypatch):
+    shown = []
+    monkeypatch.setattr(draw, "table", lambda heads, rows: shown.extend(rows))
+    same, other = ("a", "a", True), ("a", "b", False)
+    rows = [("1", *same, ""), ("2", *same, "c"), ("3", *other, ""), ("4", *other, "c")]
+    draw.ledger(("w", "s", "f", "v", "c"), ("yes", "if", "no"), rows)
+    assert [row[3] for row in shown] == ["yes", "if", "no", "no"] and shown[1][4] == "c"
+
+
 def test_a_table_without_html_keeps_its_columns(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     draw.table(("what", "found"), [("a < b", 1), ("longer", "x")])
     assert shown[0]["text/plain"].splitlines() == ["what    found", "a < b   1", "longer  x"]
     assert "a &lt; b" in shown[0]["text/html"]
-
-
-def test_the_slider_redraws_the_step_that_it_shows(monkeypatch):
-    pytest.importorskip("ipywidgets")
-    shown, drawn = [], []
-    monkeypatch.setattr("IPython.display.display", shown.append)
-
-    def make(step):
-        drawn.append(step)
-        return plt.figure(figsize=(1, 1))
-
-    draw.slider(make, last=9, start=4)
-    (player,) = shown
-    before = player.children[1].value
-    assert player._repr_mimebundle_()["image/png"]
-    player.children[0].value = 7
-    assert drawn[0] == 4 and drawn[-1] == 7 and before[:4] == b"\x89PNG"
-    assert plt.get_fignums() == [], "figures are closed once they are pictures"

@@ -1,8 +1,10 @@
 """Lab 02, fragmentation: its exercises."""
 
+import itertools
+
 from hypothesis import strategies as st
 
-from kvlab.grade import Approx, Exercise, LabInfo, Trace, calls, say, walks
+from kvlab.grade import Approx, AtMost, Exercise, LabInfo, Trace, calls, say, walks
 
 LAB = LabInfo(title=say("Fragmentation"), sections="L33 0.2, 1.1-1.4, 7.1, A.3; PAV 1, 4", before=("01",))
 ARENA = "kvlab.arena.contiguous:"
@@ -59,6 +61,30 @@ def call_of(name, *arguments):
     return f"{name}({', '.join(map(repr, arguments))})"
 
 
+STATE = ("holes", "held", "largest_hole", "free_lists")  # operations that only look
+
+
+def look_or_call(op):
+    return f"self.{op[0]}" if op[0] in STATE else call_of(*op)
+
+
+def arena_of(name, capacity, start=0):
+    return f"{name}({capacity} slots, first id {start})"
+
+
+def not_regions(got):
+    """What is wrong with the entries themselves, wherever they lie. None: all are Regions of the right owner."""
+    entries = got.values() if isinstance(got, dict) else got if isinstance(got, list) else ()
+    if any(isinstance(entry, str) for entry in entries):
+        return say("Each entry must be a Region(start, size, owner), not a plain tuple or list: what comes later reads "
+                   ".start and .owner.")  # fmt: skip
+    if any(isinstance(entry, list) and len(entry) == 3 for entry in entries):
+        if isinstance(got, dict):
+            return say("The owner's name belongs in its Region too: Region(start, size, owner).")
+        return say("A hole has no owner: Region(start, size, None). Otherwise free memory looks as if somebody held it.")
+    return None
+
+
 # ---- 1
 
 
@@ -75,7 +101,7 @@ def layouts(draw):
 class FirstFit(Exercise):
     """Place a request in the first hole that is large enough."""
 
-    name, points, minutes, section = "first_fit", 4, 15, "L33 1.1-1.2"
+    name, points, minutes, section = "first_fit", 4, 12, "L33 1.1-1.2"
     defines = ("FirstFit",)
     ours = {"FirstFit": ARENA + "FirstFit"}
     driver = "FirstFitDriver"
@@ -88,7 +114,7 @@ class FirstFit(Exercise):
             "else: del self.holes[index]. Test with `index is None`: the hole with index 0 is a hole too."),
     )  # fmt: skip
     examples = (
-        Trace(([["x", 2], [None, 3], ["y", 1], [None, 5]],), (("choose", 3), ("choose", 4), ("choose", 6))),
+        Trace(([["x", 2], [None, 3], ["y", 1], [None, 5]],), (("choose", 3), ("choose", 4), ("choose", 6), ("holes",))),
         Trace(([[None, 8]],), (("allocate", "A", 3), ("holes",), ("held",))),
         Trace(([[None, 4]],), (("allocate", "A", 4), ("holes",), ("allocate", "B", 1))),
         Trace(([["x", 2], [None, 3], ["y", 1], [None, 5]],),
@@ -118,7 +144,12 @@ class FirstFit(Exercise):
         pieces = " ".join(f"{'.' * size if owner is None else owner * size}" for owner, size in init[0])
         return f"| {pieces} |" + (f"   start={init[1]}" if len(init) > 1 and init[1] else "")
 
+    def describe(self, op):
+        return look_or_call(op)
+
     def explain(self, op, expected, got):
+        if op[0] in ("holes", "held") and (wrong := not_regions(got)):
+            return wrong
         if op[0] == "holes":
             if isinstance(got, list) and any(size == 0 for _, size in got):
                 return say("A hole of size 0 is no hole: when the region fills it, take it out of the list.")
@@ -174,7 +205,8 @@ class Merge(Exercise):
         Trace((4,), (("free", "ghost"),)),
         Trace((4,), (("allocate", "A", 2), ("free", "A"), ("allocate", "A", 3)),
               why=say("Once freed, A may come again.")),
-        Trace((4, 1), (("allocate", "A", 2), ("allocate", "B", 2), ("free", "B"), ("free", "A"), ("holes",))),
+        Trace((4, 1), (("allocate", "A", 2), ("allocate", "B", 2), ("free", "B"), ("free", "A"), ("holes",)),
+              why=say("Here the ids begin at 1, so every hole lies in 1 .. 4.")),
     )  # fmt: skip
 
     class Oracle(Bitmap):
@@ -193,23 +225,31 @@ class Merge(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(1, 14), st.sampled_from((0, 1))), max_ops=16)
 
     def describe_init(self, init):
-        return call_of("Arena", *init)
+        return arena_of("Arena", *init)
+
+    def describe(self, op):
+        return look_or_call(op)
 
     def explain(self, op, expected, got):
+        if op[0] == "holes" and (wrong := not_regions(got)):
+            return wrong
         if op[0] == "free" and expected == "ValueError":
             return say("This owner holds no region. Freed twice, or never placed: raise ValueError, and change nothing.")
-        if op[0] == "holes" and isinstance(got, list) and all(isinstance(hole, list) for hole in got):
-            if got != sorted(got):
-                return say("holes must stay in order of address: first fit takes the first of them.")
-            if any(a[0] + a[1] == b[0] for a, b in zip(got, got[1:], strict=False)):
+        if op[0] == "holes" and isinstance(got, list) and all(type(n) is int for hole in got for n in hole):
+            pairs = [(a[0] + a[1], b[0]) for a, b in itertools.pairwise(sorted(got))]
+            if any(end == begin for end, begin in pairs):
                 return say("Two holes touch. Together they could hold a request that fits in neither: join them.")
-            if any(a[0] + a[1] > b[0] for a, b in zip(got, got[1:], strict=False)):
+            if any(end > begin for end, begin in pairs):
                 return say("Two holes overlap: the same memory would be given away twice. A hole that was joined must leave "
                            "the list.")  # fmt: skip
+            if sorted(got) == expected:
+                return say("holes must stay in order of address: first fit takes the first of them.")
             if sum(size for _, size in got) < sum(size for _, size in expected):
                 return say("Memory has leaked: some units are in no hole, and belong to nobody.")
             if sum(size for _, size in got) > sum(size for _, size in expected):
                 return say("Units that somebody still holds are called free.")
+            return say("A hole begins or ends at the wrong place. Two stretches are one only if the first ends exactly where "
+                       "the second begins, and the first id is self.start, which need not be 0.")  # fmt: skip
         if op[0] in ("allocate", "largest_hole"):
             return say("The holes are not what they should be after the last free: look at arena.holes.")
         return None
@@ -221,7 +261,7 @@ class Merge(Exercise):
 class Fits(Exercise):
     """First, best and worst fit as one choice."""
 
-    name, points, minutes, section = "fits", 3, 10, "L33 1.2"
+    name, points, minutes, section = "fits", 3, 8, "L33 1.2"
     defines = ("choose_hole",)
     ours = {"choose_hole": ARENA + "choose_hole"}
     driver = "ChooseDriver"
@@ -238,7 +278,8 @@ class Fits(Exercise):
         Trace((), (("choose_hole", [5, 2, 3], 3, "best"),)),
         Trace((), (("choose_hole", [2, 4, 4, 3], 3, "worst"), ("choose_hole", [4, 3, 5, 3], 3, "best"))),
         Trace((), (("choose_hole", [4, 2, 3], 5, "worst"), ("choose_hole", [], 1, "best"),
-                   ("choose_hole", [4, 2, 3], 5, "first"))),
+                   ("choose_hole", [4, 2, 3], 5, "first")),
+              why=say("Where no hole is large enough, the answer is None, whatever the rule.")),
     )  # fmt: skip
 
     class Oracle:
@@ -255,10 +296,19 @@ class Fits(Exercise):
 
     def explain(self, op, expected, got):
         sizes, size, fit = op[1:]
+        if isinstance(got, dict):
+            return say("choose_hole only looks: leave holes as it is. To put things in order, make a list of your own: "
+                       "sorted(), not sort().")  # fmt: skip
         if expected is None:
             return say("No hole is large enough for {size}: the answer is None.", size=size)
+        if isinstance(got, list):
+            return say("Give back the INDEX of the hole in `holes`, not the hole itself.")
         if isinstance(got, int) and 0 <= got < len(sizes) and sizes[got] < size:
-            return say("That hole is too small: choose only among holes with hole.size >= {size}.", size=size)
+            return say("That hole is too small. Choose only among holes with hole.size >= {size}, and let the index count in "
+                       "`holes`, not in a list that you have filtered.", size=size)  # fmt: skip
+        enough = [index for index in range(len(sizes)) if sizes[index] >= size]
+        if isinstance(got, int) and 0 <= got < len(enough) and enough[got] == expected:
+            return say("Does your index count in a list that you have filtered? It must count in `holes`.")
         if isinstance(got, int) and 0 <= got < len(sizes) and sizes[got] == sizes[expected]:
             return say("Of equal holes, take the one with the lowest address.")
         if got is None:
@@ -291,7 +341,7 @@ def moments(draw):
 class Wastes(Exercise):
     """The three wastes, each slot counted once."""
 
-    name, points, minutes, section = "wastes", 5, 15, "L33 1.1-1.3"
+    name, points, minutes, section = "wastes", 5, 12, "L33 1.1-1.3"
     defines = ("internal_waste", "reservation_waste", "external_waste", "measure")
     ours = {name: WASTE + name for name in ("internal_waste", "reservation_waste", "external_waste", "measure")}
     driver = "WasteDriver"
@@ -357,7 +407,7 @@ class Wastes(Exercise):
             return say("Reservation: slots that the request will write, but has not yet: from used to final.")
         if op[0] == "external_waste":
             return say("External: in each hole by itself, what is over after as many regions of `need` as fit.")
-        if not isinstance(got, list) or len(got) != 5:
+        if not isinstance(got, list) or len(got) != 5 or not all(type(number) in (int, float) for number in got):
             return say("Give back Waste(used, reservation, internal, external, placeable).")
         names = ("used", "reservation", "internal", "external", "placeable")
         if sum(got) != sum(expected):
@@ -371,14 +421,10 @@ class Wastes(Exercise):
 # ---- 5
 
 
-def _uniform(low, high):
-    return range(low, high + 1)
-
-
 class Expected(Exercise):
     """Expected utilisation, in closed form."""
 
-    name, points, minutes, section = "expected", 5, 20, "L33 1.4"
+    name, points, minutes, section = "expected", 5, 30, "L33 1.4"
     defines = ("expected_utilisation",)
     ours = {"expected_utilisation": "kvlab.arena.expectation:expected_utilisation"}
     driver = "ExpectationDriver"
@@ -386,7 +432,8 @@ class Expected(Exercise):
         say("First write down what ONE request of n outputs holds on average over its own steps: p + (1 + 2 + ... + n) / n."),
         say("Over time, a request counts once for each step that it lives. So divide the sum of all slots held in all steps, "
             "E[n (n + 1) / 2], by the number of all steps, E[n]."),
-        say("E[n^2] = E[n]^2 + variance. Of k = high - low + 1 neighbouring whole numbers, the variance is (k^2 - 1) / 12."),
+        say("E[n^2] = E[n]^2 + variance. Of k = high - low + 1 neighbouring whole numbers, the variance is (k^2 - 1) / 12. Then "
+            "over_time = (p + (E[n^2] + E[n]) / (2 E[n])) / R."),
     )  # fmt: skip
     examples = (
         Trace((), (("expected_utilisation", 1, 1, 10),)),
@@ -395,6 +442,7 @@ class Expected(Exercise):
         Trace((), (("expected_utilisation", 4, 4, 10, 2),)),
         Trace((), (("expected_utilisation", 50, 450, 2048),)),
         Trace((), (("expected_utilisation", 1, 3, 10, 5),)),
+        Trace((), (("lines_run", 1, 300, 2048),)),
     )  # fmt: skip
     num_random = 40
 
@@ -402,12 +450,15 @@ class Expected(Exercise):
         """Every step of every length, one after another."""
 
         def expected_utilisation(self, low, high, reserve, prompt=0):
-            lengths = list(_uniform(low, high))
+            lengths = list(range(low, high + 1))
             shares = [[(prompt + t) / reserve for t in range(1, n + 1)] for n in lengths]
             static = sum(steps[-1] for steps in shares) / len(lengths)
             per_request = sum(sum(steps) / len(steps) for steps in shares) / len(lengths)
             over_time = sum(map(sum, shares)) / sum(map(len, shares))
             return Approx([round(share, 12) for share in (static, per_request, over_time)])
+
+        def lines_run(self, low, high, reserve):
+            return AtMost(100)
 
     def traces(self):
         return st.tuples(st.integers(1, 12), st.integers(0, 20), st.integers(0, 9), st.integers(0, 9)).map(
@@ -415,30 +466,35 @@ class Expected(Exercise):
         )
 
     def describe(self, op):
-        return call_of("expected_utilisation", *op[1:])
+        call = call_of("expected_utilisation", *op[1:])
+        return call if op[0] == "expected_utilisation" else f"the lines of your code that ran in {call}"
 
     def explain(self, op, expected, got):
+        if op[0] == "lines_run":
+            return say("A loop over n, of 300 lengths: with a billion it would take for ever. In closed form the work is the same "
+                       "for any number of lengths.")  # fmt: skip
         low, high, reserve, prompt = (*op[1:], 0)[:4]
-        if not isinstance(got, list) or len(got) != 3:
+        if not isinstance(got, list) or len(got) != 3 or not all(type(share) in (int, float) for share in got):
             return say("Give back three numbers: Utilisation(static, per_request, over_time).")
-        if not all(isinstance(value, int | float) for value in got):
-            return say("Give back three numbers: Utilisation(static, per_request, over_time).")
-        names, want = ("static", "per_request", "over_time"), expected.value
-        wrong = next(i for i in range(3) if not Approx(want[i], rel=1e-9).accepts(got[i]))
-        mean = (low + high) / 2
+        want, mean = expected.value, (low + high) / 2
+        if all(Approx(100 * share).accepts(value) for share, value in zip(want, got, strict=True)):
+            return say("These are percent. Give shares, from 0 to 1.")
         if Approx((prompt + mean / 2) / reserve).accepts(got[1]):
             return say("per_request: you took the average from 0 to n. In its first step a request holds 1 slot already, so "
                        "the average of 1 .. n is (n + 1) / 2.")  # fmt: skip
-        if wrong == 2 and Approx(want[1]).accepts(got[2]):
+        wrong = next(i for i in range(3) if not Approx(want[i], rel=1e-9).accepts(got[i]))
+        if prompt and Approx(want[wrong] - prompt / reserve).accepts(got[wrong]):
+            return say("The prompt's slots are full from the first step to the last: it adds prompt / reserve.")
+        if wrong == 0:
+            return say("static differs. It is (p + E[n]) / R, and E[n] = (low + high) / 2, with / and not //.")
+        if wrong == 1:
+            return say("per_request differs. A request of n outputs holds p + (n + 1) / 2 slots on average; then the mean over "
+                       "n, and divide by R.")  # fmt: skip
+        if Approx(want[1]).accepts(got[2]):
             return say("over_time is the same as per_request in your answer. But a long request is there for more steps, and "
                        "a look at a random moment meets it more often.")  # fmt: skip
-        if wrong == 2 and prompt and Approx(want[2] - prompt / reserve).accepts(got[2]):
-            return say("The prompt's slots are full from the first step to the last: it adds prompt / reserve.")
-        if wrong == 2:
-            return say("over_time: slots held, added up over all steps of all requests, by all steps. Mind that E[n^2] is not "
-                       "E[n]^2, and that the variance of k neighbouring whole numbers is (k^2 - 1) / 12.")  # fmt: skip
-        return say("{name} differs. The prompt is in the cache from the first step to the last; the outputs come one a step.",
-                   name=names[wrong])  # fmt: skip
+        return say("over_time: slots held, added up over all steps of all requests, by all steps, and by R. Mind that E[n^2] is "
+                   "not E[n]^2, and that the variance of k neighbouring whole numbers is (k^2 - 1) / 12.")  # fmt: skip
 
 
 # ---- 6
@@ -447,7 +503,7 @@ class Expected(Exercise):
 class Paged(Exercise):
     """Pages: grow a table block by block."""
 
-    name, points, minutes, section = "paged", 5, 15, "L33 2.2; PAV 2, 4"
+    name, points, minutes, section = "paged", 5, 12, "L33 2.2; PAV 2, 4"
     defines = ("PagedArena",)
     ours = {"PagedArena": "kvlab.arena.paged:PagedArena"}
     driver = "PagedDriver"
@@ -468,6 +524,8 @@ class Paged(Exercise):
         Trace((3, 4), (("grow", "A", 4), ("grow", "B", 12), ("num_free",), ("owners",), ("grow", "B", 8),
                        ("every_block_once",)), why=say("B asks for 3 blocks and 2 are free.")),
         Trace((2, 4), (("grow", "A", 8), ("grow", "A", 8), ("grow", "A", 9), ("blocks_of", "A"))),
+        Trace((4, 4), (("grow", "A", 8), ("grow", "A", 4), ("blocks_of", "A"), ("num_free",), ("every_block_once",)),
+              why=say("A's table is long enough already: it stays as it is, and the answer is True.")),
         Trace((2, 4), (("grow", "A", 1), ("free", "A"), ("free", "A")), why=say("A was freed twice.")),
         Trace((4, 2), (("grow", "A", 3), ("grow", "B", 1), ("first_blocks", "A", 2), ("grow", "A", 6),
                        ("first_blocks", "A", 2)), why=say("What is written stays where it is: a table grows at its end.")),
@@ -517,7 +575,8 @@ class Paged(Exercise):
 
         def ops(self):
             size = self.block_size
-            more = [("grow", o, n + extra) for o, n in self.tokens.items() for extra in (1, size, 2 * size)]
+            extras = (1, size, 2 * size, -size)
+            more = [("grow", o, max(n + extra, 1)) for o, n in self.tokens.items() for extra in extras]
             new = [("grow", next(self.names), n) for n in (1, size, size + 1, 2 * size)]
             looks = [("num_free",), ("every_block_once",), ("owners",), *(("blocks_of", o) for o in self.tokens)]
             return [*looks, *new, *more, *(("free", o) for o in self.tokens)]
@@ -526,7 +585,7 @@ class Paged(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(1, 6), st.sampled_from((1, 2, 4))), max_ops=14)
 
     def describe_init(self, init):
-        return call_of("PagedArena", *init)
+        return f"PagedArena({init[0]} blocks of {init[1]})"
 
     def describe(self, op):
         names = {"blocks_of": "len(tables[{!r}])", "num_free": "len(free_blocks)", "owners": "sorted(tables)",
@@ -541,6 +600,8 @@ class Paged(Exercise):
             return say("There are not enough free blocks for all that is missing: the answer is False.")
         if op[0] == "grow" and expected is True:
             return say("There are enough free blocks: any of them will do, wherever they lie. The answer is True.")
+        if op[0] == "blocks_of" and isinstance(got, int) and got < expected:
+            return say("A table never gets shorter, and it holds at least num_tokens / block_size blocks, rounded up.")
         if op[0] == "blocks_of":
             return say("num_tokens tokens need num_tokens / block_size blocks, rounded up, in all: not on top of what the "
                        "table has.")  # fmt: skip
@@ -560,13 +621,13 @@ class Paged(Exercise):
 class Buddy(Exercise):
     """The buddy system."""
 
-    name, points, minutes, section, stretch = "buddy", 4, 30, "beyond L33 1.2", True
+    name, points, minutes, section, stretch = "buddy", 4, 25, "beyond L33 1.2", True
     defines = ("BuddyArena",)
     ours = {"BuddyArena": "kvlab.arena.buddy:BuddyArena"}
     driver = "BuddyDriver"
     hints = (
-        say("allocate: round size up to a power of two, find the smallest size with a free region, take its lowest offset. As "
-            "long as it is too large: halve it, and put the right half into its free list."),
+        say("allocate: round size up to a power of two. Of the sizes that are large enough and have a free region, take the "
+            "smallest, and its lowest offset. As long as it is too large: halve it, and put the right half into its free list."),
         say("free: the buddy of (offset, size) is at offset ^ size. While it is in free_lists[size], take it out; the pair "
             "begins at the smaller offset and is twice as large."),
         say("while offset ^ size in self.free_lists[size]: self.free_lists[size].remove(offset ^ size); "
@@ -575,7 +636,8 @@ class Buddy(Exercise):
     examples = (
         Trace((8,), (("allocate", "A", 8), ("free_lists",), ("free", "A"), ("free_lists",))),
         Trace((8,), (("allocate", "A", 1), ("free_lists",), ("size_of", "A"))),
-        Trace((8,), (("allocate", "A", 3), ("size_of", "A"), ("free_lists",), ("allocate", "B", 5))),
+        Trace((8,), (("allocate", "A", 3), ("size_of", "A"), ("free_lists",), ("allocate", "B", 5)),
+              why=say("A has 4 and B needs 8: nothing that is free is large enough, so the answer is None.")),
         Trace((8,), (("allocate", "A", 2), ("allocate", "B", 2), ("free", "A"), ("free", "B"), ("free_lists",))),
         Trace((8,), (("allocate", "A", 2), ("allocate", "B", 2), ("allocate", "C", 2), ("free", "B"), ("free", "C"),
                      ("free_lists",)), why=say("B and C lie side by side, but they are not buddies: B's is A.")),
@@ -643,9 +705,27 @@ class Buddy(Exercise):
         return walks(self.Oracle, st.tuples(st.integers(1, 24)), max_ops=14)
 
     def describe_init(self, init):
-        return call_of("BuddyArena", *init)
+        return arena_of("BuddyArena", *init)
+
+    def describe(self, op):
+        return f"self.held[{op[1]!r}].size" if op[0] == "size_of" else look_or_call(op)
 
     def explain(self, op, expected, got):
+        if op[0] == "free_lists" and isinstance(got, dict):
+            free = [(offset, size) for size, offsets in got.items() for offset in offsets]
+            if not all(type(number) is int and number >= 0 for pair in free for number in pair):
+                return say("free_lists: a size, which is a power of two, to a set of offsets, which are whole numbers.")
+            if any(offset % size for offset, size in free):
+                return say("A region of size s begins at a multiple of s. Two buddies become one that begins at the smaller of "
+                           "their offsets, min(offset, offset ^ size).")  # fmt: skip
+            if any(offset ^ size in got[size] for offset, size in free):
+                return say("Two buddies are free side by side: join them, and look again, as often as the buddy is free.")
+            missing = sum(size * len(offsets) for size, offsets in expected.items()) - sum(size for _, size in free)
+            if missing > 0:
+                return say("Memory has leaked: some free units are in no free list.")
+            if missing < 0:
+                return say("Units are counted twice, or are held and called free. A region that is given out, split or joined "
+                           "leaves its free list.")  # fmt: skip
         if op[0] == "free_lists":
             return say("free_lists: split only as far as needed, from the smallest region that will do, and join a freed region "
                        "with its buddy, at offset ^ size, as often as that is free.")  # fmt: skip
@@ -653,6 +733,9 @@ class Buddy(Exercise):
             return say("A's region cannot grow and cannot be given twice: call self.check(owner, size) first.")
         if op[0] == "allocate" and expected is None:
             return say("No free region is large enough, after rounding up: None, and nothing is split.")
+        if op[0] == "allocate" and got is None:
+            return say("There is a free region that is large enough. Mind that a size that is a power of two already is not "
+                       "rounded up.")  # fmt: skip
         if op[0] == "allocate":
             return say("Take the smallest free region that will do, the lowest offset of that size, and keep its left half.")
         if op[0] == "size_of":

@@ -1,12 +1,26 @@
 """Lab 02: drives the student's arenas and formulas with plain values. Runs in the child process."""
 
+import sys
 from dataclasses import astuple
+from numbers import Real
 
-from kvlab.arena import ArenaBase, Region
+from kvlab.arena import ArenaBase, Region, Utilisation, Waste
+
+
+def span(region, owner=None):
+    """[start, size] of a Region of `owner`; with the owner behind it if that is another; a text if it is no Region."""
+    if not isinstance(region, Region):
+        return f"{region}, of class {type(region).__name__}"
+    return [region.start, region.size] if region.owner == owner else [*region[:2], str(region.owner)]
 
 
 def spans(regions):
-    return [[r[0], r[1]] for r in regions]
+    return [span(region) for region in regions]
+
+
+def index_of(chosen):
+    """What a choice gave. A hole in place of its index is a list."""
+    return list(chosen) if isinstance(chosen, tuple) else chosen
 
 
 def regions_of(pieces):
@@ -28,7 +42,7 @@ class FirstFitDriver:
         self.arena.held = {r.owner: r for r in placed if r.owner is not None}
 
     def choose(self, size):
-        return self.arena.choose(size)
+        return index_of(self.arena.choose(size))
 
     def allocate(self, owner, size):
         return self.arena.allocate(owner, size)
@@ -37,7 +51,7 @@ class FirstFitDriver:
         return spans(self.arena.holes)
 
     def held(self):
-        return {owner: [r[0], r[1]] for owner, r in self.arena.held.items()}
+        return {owner: span(region, owner) for owner, region in self.arena.held.items()}
 
 
 class ArenaDriver:
@@ -67,7 +81,9 @@ class ChooseDriver:
         for hole in sizes:
             holes.append(Region(start, hole, None))
             start += hole + 1
-        return self.choose(holes, size, fit)
+        before = list(holes)
+        chosen = index_of(self.choose(holes, size, fit))
+        return chosen if holes == before else {"given": chosen, "and holes has become": spans(holes)}
 
 
 class WasteDriver:
@@ -89,7 +105,7 @@ class WasteDriver:
         arena.holes = [r for r in placed if r.owner is None]
         arena.held = {r.owner: r for r in placed if r.owner is not None}
         found = self.student.measure(arena, {owner: tuple(pair) for owner, pair in progress.items()}, need)
-        return list(astuple(found))
+        return list(astuple(found)) if isinstance(found, Waste) else f"a {type(found).__name__}, not a Waste"
 
 
 class ExpectationDriver:
@@ -97,7 +113,28 @@ class ExpectationDriver:
         self.student = student
 
     def expected_utilisation(self, low, high, reserve, prompt=0):
-        return list(self.student.expected_utilisation(low, high, reserve, prompt))
+        found = self.student.expected_utilisation(low, high, reserve, prompt)
+        if not isinstance(found, Utilisation):
+            return f"a {type(found).__name__}, not a Utilisation"
+        return [float(share) if isinstance(share, Real) and not isinstance(share, bool) else share for share in found]
+
+    def lines_run(self, low, high, reserve):
+        """Lines of the student's cells that run in one call, libraries not counted."""
+        count = 0
+
+        def trace(frame, event, _):
+            nonlocal count
+            if not frame.f_code.co_filename.startswith("<your notebook"):
+                return None
+            count += event == "line"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            self.student.expected_utilisation(low, high, reserve)
+        finally:
+            sys.settrace(None)
+        return count
 
 
 class PagedDriver:

@@ -81,7 +81,7 @@ def expected_utilisation(low, high, reserve, prompt=0):
     static = (prompt + mean) / reserve
     per_request = (prompt + (mean + 1) / 2) / reserve
     over_time = (prompt + (square + mean) / (2 * mean)) / reserve
-    return static, per_request, over_time
+    return Utilisation(static, per_request, over_time)
 '''
 
 _PAGED = '''
@@ -213,7 +213,9 @@ def measure(arena, progress, need):
 ''',
     },
     "expected": {
-        "a plain tuple": _EXPECTED,
+        "by mean and variance": _EXPECTED,
+        "exact fractions": _changed(
+            "from fractions import Fraction\n" + _EXPECTED, ("k = high - low + 1", "low, high = Fraction(low), Fraction(high)\n    k = high - low + 1")),
         "sums of squares and cubes": '''
 def expected_utilisation(low, high, reserve, prompt=0):
     def squares(n):
@@ -309,6 +311,15 @@ WRONG = {
             _FIRST_FIT, ("self.holes.insert(index, ", "self.holes.append(")),
         "addresses from 0, wherever the arena starts": _changed(
             _FIRST_FIT, ("return hole.start", "return hole.start - self.start")),
+        "a plain tuple is held": _changed(_FIRST_FIT, ("Region(hole.start, size, owner)", "(hole.start, size, owner)")),
+        "a region without its owner": _changed(_FIRST_FIT, ("Region(hole.start, size, owner)", "Region(hole.start, size, None)")),
+        "the rest is a plain tuple": _changed(
+            _FIRST_FIT, ("Region(hole.start + size, hole.size - size, None)", "(hole.start + size, hole.size - size, None)")),
+        "the rest has an owner": _changed(
+            _FIRST_FIT, ("Region(hole.start + size, hole.size - size, None)", "Region(hole.start + size, hole.size - size, owner)")),
+        "choose puts the holes in order of size": _changed(
+            _FIRST_FIT, ("        return next(", "        self.holes.sort(key=lambda hole: hole.size)\n        return next(")),
+        "choose gives the hole": _changed(_FIRST_FIT, ("next((i for i,", "next((hole for i,")),
         "holds the whole hole": _changed(_FIRST_FIT, ("Region(hole.start, size, owner)", "Region(hole.start, hole.size, owner)")),
     },
     "merge": {
@@ -329,6 +340,18 @@ WRONG = {
         "off by one": _changed(_MERGE, ("hole.start == start + size", "hole.start == start + size + 1")),
         "a joined hole loses a neighbour's size": _changed(
             _MERGE, ("start, size = hole.start, size + hole.size", "start, size = hole.start, max(size, hole.size)")),
+        "the hole keeps its owner": _changed(_MERGE, ("Region(start, size, None)", "Region(start, size, owner)")),
+        "the hole is a plain tuple": _changed(_MERGE, ("Region(start, size, None)", "(start, size, None)")),
+        "joins holes that are one slot apart": _changed(_MERGE, ("hole.start == start + size", "hole.start - start - size in (0, 1)")),
+        "starts at 0, wherever the arena starts": _changed(
+            _MERGE, ("Region(start, size, None)", "Region(start - self.start, size, None)")),
+        "appended, and no more": '''
+class Arena(Placer):
+    def free(self, owner):
+        if owner not in self.held:
+            raise ValueError(owner)
+        self.holes.append(Region(*self.held.pop(owner)[:2], None))
+''',
         "first fit again in place of free": "class Arena(Placer):\n    pass\n",
     },
     "fits": {
@@ -340,6 +363,11 @@ WRONG = {
         "the smallest of all, large enough or not": _changed(_FITS, ("if hole.size >= size]", "]")),
         "0 for none": _changed(_FITS, ("return None", "return 0")),
         "sorts by size first": _changed(_FITS, ("    fitting = [", "    holes = sorted(holes, key=lambda hole: hole.size)\n    fitting = [")),
+        "sorts the holes in place": _changed(
+            _FITS, ("    fitting = [", "    before = list(holes)\n    holes.sort(key=lambda hole: hole.size)\n    fitting = ["),
+            ("return min(fitting, key=key)", "return before.index(holes[min(fitting, key=key)])"),
+            ('"first": lambda i: i,', '"first": lambda i: before.index(holes[i]),'),
+            ("(-holes[i].size, i)", "(-holes[i].size, before.index(holes[i]))")),
         "an error when nothing fits": _changed(_FITS, ("    if not fitting:\n        return None\n", "")),
     },
     "wastes": {
@@ -356,6 +384,10 @@ WRONG = {
         "placeable counts regions": _changed(_WASTES, ("arena.free_total - external", "(arena.free_total - external) // need")),
         "only the largest hole": _changed(_WASTES, ("[hole.size for hole in arena.holes]", "[arena.largest_hole]")),
         "used and final mixed up": _changed(_WASTES, ("used = sum(progress[r.owner][0]", "used = sum(progress[r.owner][1]")),
+        "a plain tuple": _changed(_WASTES, ("return Waste(used,", "return (used,")),
+        "holes of exactly the size are lost": _changed(
+            _WASTES, ("sum(size - size // need * need for size in hole_sizes)",
+                      "sum(size % need if size > need else size for size in hole_sizes)")),
         "internal has the wrong sign": _changed(_WASTES, ("    return size - final", "    return final - size")),
     },
     "expected": {
@@ -367,7 +399,28 @@ WRONG = {
         "the prompt grows too": _changed(_EXPECTED, ("(prompt + (mean + 1) / 2)", "(prompt / 2 + (mean + 1) / 2)")),
         "no prompt over time": _changed(_EXPECTED, ("(prompt + (square + mean)", "((square + mean)")),
         "no prompt at the end": _changed(_EXPECTED, ("static = (prompt + mean)", "static = mean")),
-        "percent": _changed(_EXPECTED, ("return static, per_request, over_time", "return 100 * static, 100 * per_request, 100 * over_time")),
+        "percent": _changed(_EXPECTED, 
+            ("Utilisation(static, per_request, over_time)", "Utilisation(100 * static, 100 * per_request, 100 * over_time)")),
+        "a plain tuple": _changed(_EXPECTED, ("Utilisation(static, per_request, over_time)", "(static, per_request, over_time)")),
+        "whole numbers only": _changed(_EXPECTED, ("(low + high) / 2", "(low + high) // 2")),
+        "a loop": '''
+def expected_utilisation(low, high, reserve, prompt=0):
+    total = steps = shares = 0
+    for n in range(low, high + 1):
+        total += n
+        steps += n * (n + 1) / 2
+        shares += (n + 1) / 2
+    count = high - low + 1
+    return Utilisation((prompt + total / count) / reserve, (prompt + shares / count) / reserve,
+                       (prompt + steps / total) / reserve)
+''',
+        "a loop in sum()": '''
+def expected_utilisation(low, high, reserve, prompt=0):
+    count, total = high - low + 1, (low + high) * (high - low + 1) / 2
+    slots = sum(n * (n + 1) / 2 for n in range(low, high + 1))
+    return Utilisation((prompt + total / count) / reserve, (prompt + (total / count + 1) / 2) / reserve,
+                       (prompt + slots / total) / reserve)
+''',
         "weighted by length twice": _changed(_EXPECTED, ("(square + mean) / (2 * mean)", "(square + mean) / mean")),
     },
     "paged": {
@@ -387,6 +440,28 @@ WRONG = {
         "freed twice, unnoticed": _changed(_PAGED, ("            raise ValueError(owner)", "            return")),
         "nothing for True": _changed(_PAGED, ("        return True\n", "")),
         "new blocks at the front": _changed(_PAGED, (".append(self.free_blocks.pop())", ".insert(0, self.free_blocks.pop())")),
+        "fewer tokens take the slice from the wrong end": '''
+class PagedArena(PagedBase):
+    def grow(self, owner, num_tokens):
+        table = self.tables.get(owner, [])
+        need = -(-num_tokens // self.block_size) - len(table)
+        if need > len(self.free_blocks):
+            return False
+        new = self.free_blocks[:need]
+        self.free_blocks = self.free_blocks[need:]
+        self.tables[owner] = table + new
+        return True
+
+    def free(self, owner):
+        if owner not in self.tables:
+            raise ValueError(owner)
+        self.free_blocks += self.tables.pop(owner)
+''',
+        "a table shrinks": _changed(_PAGED, (
+            "        for _ in range(missing):\n", "        while missing < 0:\n            self.free_blocks.append(self.tables[owner].pop())\n"
+            "            missing += 1\n        for _ in range(missing):\n")),
+        "False where nothing is missing": _changed(_PAGED, (
+            "        if missing > len(", "        if missing < 0 or missing > len(")),
         "the last free block is never given": _changed(_PAGED, ("if missing > len(", "if missing >= len(")),
         "tables of all arenas in one": _changed(_PAGED, ("    def grow", "    tables = {}\n\n    def __init__(self, num_blocks, block_size=16):\n        "
                                                 "super().__init__(num_blocks, block_size)\n        del self.tables\n\n    def grow")),
@@ -396,6 +471,10 @@ WRONG = {
         "joins once only": _changed(_BUDDY, ("while offset ^ size in", "if offset ^ size in")),
         "size before offset": _changed(_BUDDY, ("offset, size = min(offset, offset ^ size), size * 2", "size *= 2; offset = min(offset, offset ^ size)")),
         "never joins": _changed(_BUDDY, ("while offset ^ size in self.free_lists[size]", "while False")),
+        "starts at the later offset": _changed(_BUDDY, ("min(offset, offset ^ size)", "max(offset, offset ^ size)")),
+        "the buddy stays in its list": _changed(_BUDDY, ("            self.free_lists[size].remove(offset ^ size)\n", "")),
+        "an error where nothing is free": _changed(_BUDDY, (
+            ", default=None)\n        if have is None:\n            return None\n", ")\n")),
         "splits the largest": _changed(_BUDDY, ("have = min((s for", "have = max((s for")),
         "keeps the right half": _changed(_BUDDY, (
             "            self.free_lists[have].add(offset + have)\n", "            self.free_lists[have].add(offset)\n            offset += have\n")),
