@@ -5,19 +5,21 @@
     make_engine(num_blocks, ...)     the real scheduler and manager, with the slot-echo stand-in as the model
     pool_state(manager)              a letter for each block, as draw.pool_grid and draw.pool_areas take it
 
-Three things to compare with: an index that forgets parents, a manager that releases in the wrong order, and one that
-locks what it caches.
+To compare with: an index that hashes a growing text once, one that forgets parents, a manager that releases in the
+wrong order, and one that locks what it caches.
 """
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from kvlab.blocks import KVCacheBlock
 from kvlab.config import EngineConfig
 from kvlab.engine import EngineCore
 from kvlab.manager import KVCacheManager
+from kvlab.prefix import HashChainIndex
 from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Request, Scheduler
 from kvlab.sim import SlotEchoRunner
@@ -65,9 +67,9 @@ def strangers(seed: int = 3) -> list[Session]:
 
 
 def make_engine(num_blocks: int, block_size: int = 16, caching: bool = True, index: Any = None,
-                manager: KVCacheManager | None = None) -> EngineCore:  # fmt: skip
+                manager_class: Callable[..., KVCacheManager] = KVCacheManager) -> EngineCore:  # fmt: skip
     """The real scheduler and manager over `num_blocks` usable blocks; a wrong slot gives a wrong token."""
-    manager = manager or KVCacheManager(num_blocks + 1, block_size, caching, prefix_index=index)
+    manager = manager_class(num_blocks + 1, block_size, caching, prefix_index=index)
     config = EngineConfig(block_size=block_size, num_gpu_blocks_override=num_blocks + 1, max_num_seqs=16,
                           max_num_batched_tokens=256, enable_prefix_caching=caching)  # fmt: skip
     return EngineCore(Scheduler(config, manager), SlotEchoRunner(num_blocks + 1, block_size, vocab_size=VOCABULARY))
@@ -139,13 +141,49 @@ def pool_state(manager: KVCacheManager) -> str:
 
 def hit_rates(sessions: Sequence[Session], sizes: Iterable[int], index_class: Callable[[int], Any],
               manager_class: Callable[..., KVCacheManager] = KVCacheManager) -> Iterator[float]:  # fmt: skip
-    """The hit rate of `sessions` in pools of `sizes` blocks of 16 tokens."""
+    """The hit rate of `sessions`, in percent, in pools of `sizes` blocks of 16 tokens."""
     for num_blocks in sizes:
-        manager = manager_class(num_blocks + 1, 16, prefix_index=index_class(16))
-        yield play(sessions, make_engine(num_blocks, manager=manager)).hit_rate()
+        engine = make_engine(num_blocks, index=index_class(16), manager_class=manager_class)
+        yield 100 * play(sessions, engine).hit_rate()
 
 
-# ---- to compare with
+# ---- to count, and to compare with
+
+
+class CountedTokens(Sequence[int]):
+    """Token ids that count how many of them are read, one by one or in a slice."""
+
+    def __init__(self, tokens: Sequence[int]):
+        self.tokens, self.reads = tokens, 0
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        got = self.tokens[index]
+        self.reads += len(got) if isinstance(index, slice) else 1
+        return got
+
+
+def growing_index(new_keys: Callable[..., tuple[list[Any], Any]]) -> type[HashChainIndex]:
+    """An index that hashes a growing text once, by lab 05's new_keys(tokens, block_size, salt, cursor)."""
+
+    class GrowingIndex(HashChainIndex):
+        def match(self, tokens, salt=None):
+            keys, _ = new_keys(tokens, self.block_size, salt)
+            known = self.cached_block_hash_to_block
+            return [known[key] for key in takewhile(known.__contains__, keys)]
+
+        def insert(self, tokens, blocks, salt=None, cursor=None):
+            if len(tokens) < (num_tokens := len(blocks) * self.block_size):
+                raise ValueError(f"{len(tokens)} tokens do not fill {len(blocks)} blocks of {self.block_size}")
+            keys, cursor = new_keys(tokens[:num_tokens], self.block_size, salt, cursor)
+            for key, block in zip(keys, blocks[len(blocks) - len(keys) :], strict=True):
+                if block.block_hash is None and key not in self.cached_block_hash_to_block:
+                    block.block_hash, self.cached_block_hash_to_block[key] = key, block
+            return cursor
+
+    return GrowingIndex
 
 
 class FirstBlockFirst(KVCacheManager):

@@ -176,7 +176,9 @@ class Moves:
             if (self.queue(), self.owners(), self.findable()) != before:
                 return "OutOfBlocks, yet something changed before"
             raise
-        return self._broken() or ids_of(taken)
+        ids = ids_of(taken)
+        named = [i for i in ids if self.blocks[i].block_hash is not None] if isinstance(ids, list) else []
+        return f"block {named[0]} was taken and is still known by its name" if named else self._broken() or ids
 
     def touch(self, ids):
         names = self._names()
