@@ -86,7 +86,8 @@ for who, tokens in prompts.items():
     rows.append((who, boxes))
     notes.append(f"{hits} blocks found")
 title = "Blue: a full block that an earlier row has computed already. White: computed now."
-box_rows(rows, title, 0.42, notes)
+alt = "Three prompts in blocks of 4 tokens: 0, 2 and 4 blocks found."
+box_rows(rows, title, 0.42, notes, alt)
 
 # %% [markdown] lang="en"
 # Customer 2 shares ten tokens and finds eight. The third block holds two tokens of the instructions *and* two of the
@@ -221,7 +222,10 @@ for name, (tokens, salt) in variants.items():
     keys = keys_of(tokens, 4, salt)
     kinds = ["hit" if rows and key in top else "new" for key in keys]
     rows.append((name, [(key.hex()[:4], kind) for key, kind in zip(keys, kinds)]))
-box_rows(rows, "Keys of 16 tokens in blocks of 4 (first 4 hex digits)", 0.75)
+title = "Keys of 16 tokens in blocks of 4 (first 4 hex digits)"
+alt = ("The keys of the text in the top row, and which of them survive a change: none after "
+       "token 0, two after token 9, three of a shorter text.")
+box_rows(rows, title, 0.75, alt=alt)
 
 # %% [markdown] lang="en"
 # Fourteen tokens have three keys, not three and a half: the last two tokens fill no block. With the names in hand,
@@ -312,9 +316,8 @@ class PrefixIndex(PrefixIndexBase):
         """Publish blocks[i] as the holder of block i of `tokens`: set its block_hash, enter it.
 
         A key that is taken stays with its first publisher, and a block that has a name keeps
-        it: leave both alone, and go on with the next block. Tokens beyond the blocks are
-        ignored.
-        ValueError, and nothing changed, if `tokens` do not fill all `blocks`.
+        it: leave both alone, and go on with the next block.
+        Tokens beyond the blocks are ignored. ValueError, and nothing changed, if `tokens` do not fill all `blocks`.
         (cursor is for the last exercise: ignore it.)
         """
         ### BEGIN SOLUTION
@@ -512,8 +515,9 @@ def story(first_block_first):
 
 for title, wrong in (("Last block first", False), ("First block first", True)):
     rows, notes = zip(*story(wrong), strict=True)
+    alt = f"{title}: the free queue after A, and after two were taken. {notes[1]}."
     title += ". The head of the queue, next to be taken, is on the left"
-    box_rows(rows, title, 0.7, notes)
+    box_rows(rows, title, 0.7, notes, alt)
 
 # %% [markdown] lang="en"
 # Orange can still be found. Grey and crossed is dead weight: the contents are good, and no prompt leads there. (In
@@ -580,7 +584,9 @@ for who, request_words in prompts.items():
                                     for b in waiting]))
     notes.append("")
 title = "Block tables, and the free queue with its head on the left (hatched: cached)"
-box_rows(rows, title, 0.55, notes)
+alt = ("Three tables and the queue after each: blocks 1 to 4 are hits of customer 1, later; "
+       "3 and 4 stood in the middle of the queue.")
+box_rows(rows, title, 0.55, notes, alt)
 
 # %% [markdown] lang="en"
 # Out of the middle of the queue, where customer 2 had not reached them yet.
@@ -619,15 +625,17 @@ print(f"{played.hit_rate():.0%} of all prompt tokens were found")
 import matplotlib.pyplot as plt
 
 from kvlab.lab.draw import BLUE, VERMILLION, pool_areas, pool_grid
+from kvlab.lab.draw_tables import picture
 
-_, ax = plt.subplots(figsize=(9, 3.4))
+figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
 pool_areas(ax, frames)
 places = {"empty": (45, 125), "cached: nobody's, and still findable": (480, 125),
           "owned by a request": (200, 14)}
 for text, place in places.items():
     ax.text(*place, text, ha="center", bbox={"facecolor": "white", "pad": 2, "lw": 0})
 ax.set(ylabel="blocks of the pool", title="Chats in 160 blocks: what each step leaves")
-plt.show()
+picture(figure, "Blocks over steps. The cached part grows until the pool is nearly full, at "
+        "step 250; the owned part goes up and down below it.")
 
 # %% [markdown] lang="en"
 # Look at two things. After 250 steps the pool is nearly full, and it stays so. No request ever has to wait for that:
@@ -652,7 +660,7 @@ figure, axes = plt.subplots(2, 2, figsize=(9, 4.4), layout="constrained")
 for ax, step in zip(axes.flat, (13, 67, 271, 542), strict=True):
     draw_step(ax, step)
 figure.suptitle("160 blocks: blue is owned, hatched is cached, white is empty", fontsize=11)
-plt.show()
+picture(figure, "The pool at steps 13, 67, 271 and 542: cached blocks replace the empty ones.")
 
 # %%
 player(frames, draw_step, size=(6.5, 2.8))
@@ -695,7 +703,7 @@ for name, sessions in (("chats", chats()), ("agents", agents())):
 lab.compare("agents in 160", round(curves["agents"][sizes.index(160)]))
 
 # %% fold="yes"
-figure, ax = plt.subplots(figsize=(9, 4))
+figure, ax = plt.subplots(figsize=(9, 4), layout="constrained")
 for name, colour, marker in (("chats", BLUE, "o"), ("agents", VERMILLION, "s")):
     rates = curves[name]
     ax.plot(sizes, rates, color=colour, marker=marker, lw=2)
@@ -705,7 +713,8 @@ ax.set(xlim=(55, 375), ylim=(45, 100), xlabel="blocks in the pool (16 tokens eac
        ylabel="prompt tokens found cached, %", title="Hit rate against the size of the pool")
 ax.text(215, 55, "dashed: released first block first", fontsize=10)
 ax.grid(alpha=0.3)
-plt.show()
+picture(figure, "Hit rate against blocks: the chats rise slowly, the agents jump at 140. The "
+        "table below has the numbers.")
 
 print("blocks   chats  (turned round)   agents  (turned round)")
 for i, num_blocks in enumerate(sizes):
@@ -825,7 +834,8 @@ for ax, (design, (stats, states, _)) in zip(axes, runs.items(), strict=True):
 axes[0].set_ylabel("blocks")
 title = "Blue: owned by requests. Hatched: cached, free. White: empty, free. Crossed: locked."
 figure.suptitle(title, fontsize=11)
-plt.show()
+picture(figure, "Three pools over steps. Without and with a cache the same blocks are owned; "
+        "with locked blocks half of the pool is lost, and the run takes twice as long.")
 
 # %% [markdown] lang="en"
 # Trace the blue of the left and of the middle picture: it is the same. Only the white has turned hatched: room that
