@@ -23,8 +23,12 @@ Box = tuple[str, str]  # text, kind
 Row = tuple[str, Sequence[Box | None]]  # label, boxes; None leaves a gap
 
 
-def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Sequence[str] = ()) -> None:
-    """Show a figure of labelled rows of boxes; notes[i] stands to the right of row i. Boxes are `width` inches wide."""
+def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Sequence[str] = (),
+             alt: str = "") -> None:  # fmt: skip
+    """Show a figure of labelled rows of boxes; notes[i] stands to the right of row i. Boxes are `width` inches wide.
+
+    alt: to be read in its place.
+    """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
@@ -32,7 +36,7 @@ def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Se
     left = 0.13 * max(len(label) for label, _ in rows) / width
     right = 0.115 * max((len(note) for note in notes), default=0) / width
     size = (left + longest + right + 0.3) * width, 0.52 * len(rows) + (0.4 if title else 0)
-    _, ax = plt.subplots(figsize=size)
+    figure, ax = plt.subplots(figsize=size)
     for y, (label, boxes) in enumerate(rows):
         ax.text(-0.15, y + 0.5, label, ha="right", va="center", fontsize=11)
         x = 0.0
@@ -54,7 +58,13 @@ def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Se
     ax.axis("off")
     if title:
         ax.set_title(title, loc="left", fontsize=12)
-    plt.show()
+    if alt:
+        from kvlab.lab.draw_tables import picture
+
+        figure.tight_layout()
+        picture(figure, alt)
+    else:
+        plt.show()
 
 
 STATES = {"o": (BLUE, ""), "l": ("#D0D0D0", "xx"), "c": ("#F7DDA4", "///"), "e": ("white", "")}

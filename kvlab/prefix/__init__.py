@@ -7,7 +7,7 @@
 Both indexes are PrefixIndex, and give the same hits.
 """
 
-from kvlab.prefix.hash_chain import HashChainIndex, block_keys
+from kvlab.prefix.hash_chain import HashChainIndex, block_keys, new_keys
 from kvlab.prefix.radix_tree import RadixTreeIndex
 
-__all__ = ["HashChainIndex", "RadixTreeIndex", "block_keys"]
+__all__ = ["HashChainIndex", "RadixTreeIndex", "block_keys", "new_keys"]

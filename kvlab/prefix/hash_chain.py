@@ -38,6 +38,18 @@ def block_keys(tokens: Sequence[int], block_size: int, salt: str | None = None) 
     return list(_chain(tokens, block_size, root_key(salt), 0, len(tokens) // block_size))
 
 
+def new_keys(tokens: Sequence[int], block_size: int, salt: str | None = None,
+             cursor: tuple[int, bytes] | None = None) -> tuple[list[bytes], tuple[int, bytes]]:  # fmt: skip
+    """The keys of those full blocks of a growing text that had none at the last call, and a cursor for the next one.
+
+    cursor: what the last call for the same text and salt returned, (blocks done, last key); None at first.
+    """
+    done, parent = cursor or (0, root_key(salt))
+    num_full = len(tokens) // block_size
+    keys = list(_chain(tokens, block_size, parent, done, num_full))
+    return keys, (max(done, num_full), keys[-1] if keys else parent)
+
+
 class HashChainIndex:
     """Maps the key of each published block to the block."""
 

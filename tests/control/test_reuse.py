@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kvlab.blocks import FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks
 from kvlab.manager import KVCacheManager
-from kvlab.prefix import HashChainIndex, block_keys, reuse
+from kvlab.prefix import HashChainIndex, block_keys, new_keys, reuse
 from kvlab.schedule import Request
 
 SIZE = 2
@@ -71,6 +71,16 @@ def test_keys_are_those_that_the_index_publishes():
     index.insert([1, 2, 3], [block], "s")
     assert block_keys([1, 2, 3, 4], 3, "s") == [block.block_hash]
     assert block_keys([1, 2], 3) == []
+
+
+@given(st.lists(PROMPTS, max_size=6), SALTS)
+def test_a_growing_text_gets_the_keys_of_the_whole_one(pieces, salt):
+    tokens, keys, cursor = [], [], None
+    for piece in pieces:
+        tokens += piece
+        new, cursor = new_keys(tokens, SIZE, salt, cursor)
+        keys += new
+    assert keys == block_keys(tokens, SIZE, salt)
 
 
 def test_prefill_is_bound_by_compute_or_by_reading_the_weights():

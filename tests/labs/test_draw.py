@@ -26,6 +26,15 @@ def test_rows_of_boxes(monkeypatch):
     assert b.get_x() > a.get_x() + a.get_width() and c.get_y() > a.get_y()
 
 
+def test_rows_of_boxes_in_words(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    draw.box_rows([("one", [("a", "hit")])], alt='a row with "a" in it')
+    (data,) = shown
+    assert data["text/plain"] == 'a row with "a" in it' and 'alt="a row with &quot;a&quot; in it"' in data["text/html"]
+    assert not plt.get_fignums()
+
+
 def test_a_pool_at_one_moment():
     _, ax = plt.subplots()
     draw.pool_grid(ax, "oce", columns=2)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvlab.blocks import FreeKVCacheBlockQueue, KVCacheBlock
+from kvlab.blocks import FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks
 from kvlab.prefix import HashChainIndex
 from kvlab.prefix.reuse import release
 
@@ -37,12 +37,35 @@ class Labels:
         return [self.numbers.setdefault(key, len(self.numbers) + 1) for key in keys]
 
 
+class ForeignSalt(str):
+    """A salt as another process sees it: the same text, and hash() gives another number."""
+
+    def __hash__(self):
+        return ~super().__hash__()
+
+    __eq__ = str.__eq__
+
+
+def ids_of(blocks):
+    """The ids of a list of blocks; of anything else a sentence that says what it is."""
+    if not isinstance(blocks, list | tuple):
+        return f"{type(blocks).__name__} in place of a list of blocks" if blocks is not None else "None"
+    others = [item for item in blocks if not isinstance(item, KVCacheBlock)]
+    if others:
+        return f"a list that holds {type(others[0]).__name__} in place of blocks"
+    return [block.block_id for block in blocks]
+
+
 class KeysDriver:
     def __init__(self, student, block_size):
         self.student, self.block_size, self.labels = student, block_size, Labels()
 
     def block_keys(self, tokens, salt=None):
         return self.labels.of(self.student.block_keys(tokens, self.block_size, salt))
+
+    def elsewhere(self, tokens, salt):
+        """The keys in another process."""
+        return self.block_keys(tokens, ForeignSalt(salt))
 
     def kinds(self, tokens):
         keys = self.student.block_keys(tokens, self.block_size)
@@ -79,31 +102,61 @@ class GrowingDriver:
 
 
 class IndexDriver:
+    """An index, and a second one beside it. An operation that does more than it should is told in a sentence."""
+
     def __init__(self, student, block_size):
-        self.index = student.PrefixIndex(block_size)
+        self.index, self.second = student.PrefixIndex(block_size), student.PrefixIndex(block_size)
         self.blocks = [KVCacheBlock(i) for i in range(40)]
+        for block in self.blocks[::2]:
+            block.ref_cnt = 1
+        self.foreign = set()  # ids of blocks that the second index has published
 
     def match(self, tokens, salt=None):
-        return [block.block_id for block in self.index.match(tokens, salt)]
+        owners, names = self._owners(), self._names()
+        found = ids_of(self.index.match(tokens, salt))
+        if self._names() != names:
+            return "match has published or removed a block"
+        return self._changed(owners) or found
 
     def insert(self, tokens, ids, salt=None):
+        owners = self._owners()
         self.index.insert(tokens, [self.blocks[i] for i in ids], salt)
+        return self._changed(owners)
+
+    def insert_into_another(self, tokens, ids):
+        self.second.insert(tokens, [self.blocks[i] for i in ids])
+        self.foreign.update(ids)
 
     def remove(self, block_id):
+        owners = self._owners()
         self.index.remove(self.blocks[block_id])
+        return self._changed(owners)
 
     def published(self):
         """Blocks with a name, by which the index knows them."""
         known = self.index.cached_block_hash_to_block
-        for block in self.blocks:
+        ours = [block for block in self.blocks if block.block_id not in self.foreign]
+        for block in ours:
             if block.block_hash is not None and known.get(block.block_hash) is not block:
                 return f"block {block.block_id} bears a name by which the index does not know it"
-        named = [block.block_id for block in self.blocks if block.block_hash is not None]
+        named = [block.block_id for block in ours if block.block_hash is not None]
         return named if len(named) == len(known) else f"{len(known)} in the dictionary, {len(named)} blocks that bear a name"
+
+    def _names(self):
+        return [block.block_hash for block in self.blocks], list(self.index.cached_block_hash_to_block.items())
+
+    def _owners(self):
+        return [block.ref_cnt for block in self.blocks]
+
+    def _changed(self, owners):
+        for block, before in zip(self.blocks, owners, strict=True):
+            if block.ref_cnt != before:
+                return f"ref_cnt of block {block.block_id} went from {before} to {block.ref_cnt}"
+        return None
 
 
 class Moves:
-    """A queue, an index of one-token blocks, and the three moves."""
+    """A queue, an index of one-token blocks, and the three moves. What a move breaks is told in a sentence."""
 
     def __init__(self, student, num_blocks):
         self.student = student
@@ -116,13 +169,53 @@ class Moves:
         return [self.blocks[i] for i in ids]
 
     def take(self, n):
-        return [block.block_id for block in self.student.take(self.free, self.index, n)]
+        before = self.queue(), self.owners(), self.findable()
+        try:
+            taken = self.student.take(self.free, self.index, n)
+        except OutOfBlocks:
+            if (self.queue(), self.owners(), self.findable()) != before:
+                return "OutOfBlocks, yet something changed before"
+            raise
+        ids = ids_of(taken)
+        named = [i for i in ids if self.blocks[i].block_hash is not None] if isinstance(ids, list) else []
+        return f"block {named[0]} was taken and is still known by its name" if named else self._broken() or ids
 
     def touch(self, ids):
+        names = self._names()
         self.student.touch(self.free, self._of(ids))
+        return self._lost(names) or self._broken()
 
     def release(self, ids):
-        self.student.release(self.free, self._of(ids))
+        names, table = self._names(), self._of(ids)
+        self.student.release(self.free, table)
+        if [block.block_id for block in table] != ids:
+            return "the caller's table itself was changed"
+        return self._lost(names) or self._broken()
+
+    def _names(self):
+        return [block.block_hash for block in self.blocks.values()]
+
+    def _lost(self, names):
+        for block, name in zip(self.blocks.values(), names, strict=True):
+            if block.block_hash != name:
+                return f"block {block.block_id} lost its name (block_hash)"
+        return None
+
+    def _broken(self):
+        """The first block that stands where it must not, or None."""
+        waiting, known = self.queue(), self.index.cached_block_hash_to_block
+        for i, block in self.blocks.items():
+            if block.ref_cnt and i in waiting:
+                return f"block {i} has an owner and stands in the free queue"
+            if not block.ref_cnt and i not in waiting:
+                return f"block {i} has no owner and is not in the free queue"
+            if block.ref_cnt < 0:
+                return f"block {i} has {block.ref_cnt} owners"
+            if block.block_hash is None and block in known.values():
+                return f"block {i} has no name, and the index still finds it"
+            if block.block_hash is not None and known.get(block.block_hash) is not block:
+                return f"block {i} has a name, and the index does not know it"
+        return None
 
     def publish(self, ids):
         for block in self._of(ids):
@@ -177,12 +270,24 @@ class StartDriver:
 
     def start(self, name, tokens, salt=None):
         """(ids of the table, tokens found) or None; then its full blocks are computed and published."""
-        started = self.student.start_request(self.free, self.index, tokens, salt)
+        queue, owners, known = self.queue(), self.owners(), dict(self.index.cached_block_hash_to_block)
+        try:
+            started = self.student.start_request(self.free, self.index, tokens, salt)
+        except OutOfBlocks:
+            return "OutOfBlocks"
         if started is None:
-            return None
+            if self.owners() != owners:
+                return "None, yet the owners changed"
+            return f"None, yet the queue went from {queue} to {self.queue()}" if self.queue() != queue else None
+        if not isinstance(started, tuple | list) or len(started) != 2 or started[0] is None:
+            return f"{started!r}"
         table, num_cached = started
+        ids = ids_of(table)
+        if isinstance(ids, str):
+            return f"{ids} as the table"
+        if self.index.cached_block_hash_to_block.keys() - known.keys():
+            return "a block was published"
         self.running[name] = table
-        ids = [block.block_id for block in table]
         if len(table) * self.index.block_size >= len(tokens):
             self.index.insert(tokens, table[: len(tokens) // self.index.block_size], salt)
         return [ids, num_cached]

@@ -150,9 +150,10 @@ class PrefixIndex(PrefixIndexBase):
                     block.block_hash = key
 
     def remove(self, block):
-        if block.block_hash is None:
+        mine = [key for key, held in self.cached_block_hash_to_block.items() if held is block]
+        if not mine:
             raise ValueError(block.block_id)
-        self.cached_block_hash_to_block.pop(block.block_hash)
+        self.cached_block_hash_to_block.pop(mine[0])
         block.block_hash = None
 ''',
     },
@@ -259,6 +260,12 @@ def block_keys(tokens, block_size, salt=None):
         "all tokens again for each block": _changed(
             _KEYS, ("block = tokens[i * block_size : (i + 1) * block_size]", "block = tokens[: (i + 1) * block_size]")),
         "hex digits": _changed(_KEYS, ("keys.append(parent)", "keys.append(parent.hex())")),
+        "the empty salt is none": _changed(_KEYS, ('b"root" if salt is None else b"salt" + salt.encode()',
+                                                   '(salt or "").encode()')),
+        "a salt in ASCII": _changed(_KEYS, ("salt.encode()", 'salt.encode("ascii", "ignore")')),
+        "Python's hash of the salt": _changed(_KEYS, ('b"root" if salt is None else b"salt" + salt.encode()',
+                                                      'hash(salt).to_bytes(8, "big", signed=True)')),
+        "four bytes a token": _changed(_KEYS, ('to_bytes(8, "big")', 'to_bytes(4, "big")')),
         "a name made up each time": "import random\n" + _changed(_KEYS, ('b"root"', "repr(random.random()).encode()")),
     },
     "prefix_index": {
@@ -301,6 +308,36 @@ def block_keys(tokens, block_size, salt=None):
             raise ValueError("too few tokens")
 ''', "\n"), ("salt)):\n            if block", "salt), strict=True):\n            if block")),
         "no salt": _changed(_INDEX, ("keys_of(tokens, self.block_size, salt)", "keys_of(tokens, self.block_size)")),
+        "no salt in match": _changed(_INDEX, ("in keys_of(tokens, self.block_size, salt):", "in keys_of(tokens, self.block_size):")),
+        "a block that has a name gets another": _changed(_INDEX, ("block.block_hash is None and ", "")),
+        "a block that has a name is moved to the new one": _changed(_INDEX, ('''
+            if block.block_hash is None and key not in self.cached_block_hash_to_block:
+''', '''
+            if key not in self.cached_block_hash_to_block:
+                self.cached_block_hash_to_block.pop(block.block_hash, None)
+''')),
+        "a block that has a name is an error": _changed(_INDEX, ('''
+            if block.block_hash is None and key not in self.cached_block_hash_to_block:
+''', '''
+            if block.block_hash not in (None, key):
+                raise ValueError("it has a name")
+            if block.block_hash is None and key not in self.cached_block_hash_to_block:
+''')),
+        "any name will do to remove": _changed(_INDEX, (
+            "self.cached_block_hash_to_block.get(block.block_hash) is not block", "block.block_hash is None")),
+        "a known name will do to remove": _changed(_INDEX, (
+            "self.cached_block_hash_to_block.get(block.block_hash) is not block",
+            "block.block_hash not in self.cached_block_hash_to_block")),
+        "a match counts as an owner": _changed(_INDEX, ("            found.append(block)\n", '''
+            block.ref_cnt += 1
+            found.append(block)
+''')),
+        "the index counts as an owner": _changed(_INDEX, ("                block.block_hash = key\n", '''
+                block.block_hash = key
+                block.ref_cnt += 1
+''')),
+        "ids in place of blocks": _changed(_INDEX, ("found.append(block)", "found.append(block.block_id)")),
+        "None if there are none": _changed(_INDEX, ("        return found\n", "        return found or None\n")),
         "leaves a token in match": _changed(
             _INDEX, ("in keys_of(tokens, self.block_size, salt):", "in keys_of(tokens[:-1], self.block_size, salt):")),
         "all or nothing": _changed(_INDEX, ("                break\n", "                return []\n")),
@@ -327,6 +364,48 @@ def block_keys(tokens, block_size, salt=None):
         "a hit has no more owners than before": _changed(_LRU, ("block.ref_cnt += 1", "block.ref_cnt = 1")),
         "removes owned blocks from the queue, too": _changed(
             _LRU, ("        if block.ref_cnt == 0:\n            queue.remove(block)\n", "        queue.remove(block)\n")),
+        "looks at the first block only": _changed(_LRU, ('''
+    for block in blocks:
+        if block.ref_cnt == 0:
+            queue.remove(block)
+''', '''
+    free = bool(blocks) and blocks[0].ref_cnt == 0
+    for block in blocks:
+        if free:
+            queue.remove(block)
+''')),
+        "all of them or none": _changed(_LRU, ('''
+    for block in blocks:
+        if block.ref_cnt == 0:
+            queue.remove(block)
+''', '''
+    free = all(block.ref_cnt == 0 for block in blocks)
+    for block in blocks:
+        if free:
+            queue.remove(block)
+''')),
+        "any of them": _changed(_LRU, ('''
+    for block in blocks:
+        if block.ref_cnt == 0:
+            queue.remove(block)
+''', '''
+    free = any(block.ref_cnt == 0 for block in blocks)
+    for block in blocks:
+        if free:
+            queue.remove(block)
+''')),
+        "turns the caller's table round": _changed(_LRU, ("    for block in table[::-1]:", '''
+    table.reverse()
+    for block in table:''')),
+        "empties the caller's table": _changed(_LRU, ("    for block in table[::-1]:", '''
+    while table:
+        block = table.pop()''')),
+        "back to the queue whoever else owns it": _changed(_LRU, ('''
+        if block.ref_cnt == 0:
+            queue.append(block)
+''', '''
+        queue.append(block)
+''')),
         "does not count owners": _changed(_LRU, ("        block.ref_cnt -= 1\n", "        block.ref_cnt = 0\n")),
         "takes what is there": _changed(_LRU, ('        raise OutOfBlocks("too few")', "        n = queue.num_free_blocks")),
         "takes some and then finds too few": _changed(_LRU, ('''    if n > queue.num_free_blocks:
@@ -366,6 +445,30 @@ def block_keys(tokens, block_size, salt=None):
     except OutOfBlocks:
         return None
 ''')),
+        "tries, and puts back": _changed(_START, ('''
+    if num_new + sum(1 for block in hits if block.ref_cnt == 0) > queue.num_free_blocks:
+        return None
+    touch_(queue, hits)
+    return hits + take_(queue, index, num_new), len(hits) * index.block_size
+''', '''
+    touch_(queue, hits)
+    try:
+        return hits + take_(queue, index, num_new), len(hits) * index.block_size
+    except OutOfBlocks:
+        release_(queue, hits)
+        return None
+''')),
+        "room for hits that are not used": _changed(_START, (
+            "    if num_new + sum(1 for block in hits if", "    found = index.match(tokens, salt)\n    if num_new + sum(1 for block in found if")),
+        "publishes what nobody has computed": _changed(_START, ('''
+    return hits + take_(queue, index, num_new), len(hits) * index.block_size
+''', '''
+    table = hits + take_(queue, index, num_new)
+    index.insert(tokens, table[: len(tokens) // index.block_size], salt)
+    return table, len(hits) * index.block_size
+''')),
+        "a pair with None in it": _changed(_START, ("        return None\n", "        return None, 0\n")),
+        "an error in place of None": _changed(_START, ("        return None\n", '        raise OutOfBlocks("it does not fit")\n')),
         "every hit costs a block": _changed(_START, ("sum(1 for block in hits if block.ref_cnt == 0)", "len(hits)")),
         "matches the whole prompt": _changed(
             _START, ("tokens[: match_limit_(len(tokens), index.block_size)]", "tokens")),
