@@ -46,7 +46,7 @@ class QueueCache:
         self.pool = BlockPool(num_blocks + 1, prefix_index=index)
 
     def start(self, tokens: Sequence[int]) -> tuple[Table, int]:
-        """Blocks for a prompt, computed and published at once, and how many tokens were found. May raise OutOfBlocks."""
+        """Blocks for a prompt, computed and published at once; how many tokens were found. May raise OutOfBlocks."""
         hits = self.index.match(findable(tokens, self.size))
         self.pool.touch(hits)
         table = hits + self.pool.get_new_blocks(cdiv(len(tokens), self.size) - len(hits))
@@ -217,7 +217,7 @@ class TreeMoment:
 
 def record_turns(index: Callable[[int], Any], turns: Iterable[tuple[str, list[int]]], *, block_size: int = 2,
                  num_blocks: int = 15, max_tokens: int = 5) -> list[TreeMoment]:  # fmt: skip
-    """(name, prompt) one after the other through the engine's scheduler, with the slot-echo model and index(block_size).
+    """(name, prompt) one after the other through the engine's scheduler, over index(block_size), without a model.
 
     The index keeps its trees in `roots`, by salt.
     """
