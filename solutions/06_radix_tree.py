@@ -97,8 +97,8 @@ picture(figure, "The tree of A and B. One edge with blocks 1, 2 and 3: you are, 
 # %% [markdown]
 # Blocks 5, 6 and 7 are missing: they were B's copies of what A had published. Only block 8 is new.
 #
-# A tree with one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without
-# a branch are folded into one edge, and that makes it a **radix tree**. Take a prompt of 3,000 tokens that nobody shares,
+# A tree with one node for every block would be called a **trie** (字典树). It would have five nodes here. Runs without a
+# branch are folded into one edge, and that makes it a **radix tree**. Take a prompt of 3,000 tokens that nobody shares,
 # in blocks of 16: it is one edge, not 187 nodes.
 
 # %% [markdown]
@@ -112,9 +112,9 @@ picture(figure, "The tree of A and B. One edge with blocks 1, 2 and 3: you are, 
 # 64 report?
 #
 # Third: two rules of eviction will serve the same chats, in eight pools from much too small to ample. Ours gives up
-# single blocks, in the order of the free queue. SGLang's gives up a whole edge, the leaf that was used longest ago. Each
-# finds some percentage of the prompts' tokens in the cache. In the pool where the two differ most, how many percentage
-# points lie between them?
+# single blocks, in the order of the free queue. SGLang's gives up a whole edge, the leaf that was used longest ago.
+# Each finds some percentage of the prompts' tokens in the cache. In the pool where the two differ most, how many
+# percentage points lie between them?
 #
 # Replace each `None` by a number, in digits, and run the cell.
 
@@ -187,8 +187,8 @@ lab.compare("edges", size_of(list(TEXTS.values()), 2)[2])
 # Each new text added two edges: one because an edge was cut, one for what is new. That is the most a text can ever add.
 # So a tree of n texts has at most 2n - 1 edges, however long the texts are. (Text number one adds a single edge.)
 #
-# "you are a poet" changes nothing: both of its blocks are there, and it ends in the middle of D's edge. "a page" is a new
-# block on a new edge, right below the root. The block "a page" that is there already stands behind six other words.
+# "you are a poet" changes nothing: both of its blocks are there, and it ends in the middle of D's edge. "a page" is a
+# new block on a new edge, right below the root. The block "a page" that is there already stands behind six other words.
 #
 # ## The model, in four rules
 #
@@ -214,8 +214,8 @@ lab.compare("edges", size_of(list(TEXTS.values()), 2)[2])
 # | `block.block_hash` | the `Place` of a published block; `None` for any other |
 #
 # One rule about names. The index will have a dictionary from each `Place` to its block. So a name is an object that
-# somebody else holds as a key. When a block moves to another edge, **change its `Place` (`block.block_hash.node = ...`),
-# and never give it a new one**: under a new one, the dictionary would not find it. And no two blocks share one.
+# somebody else holds as a key. When a block moves to another edge, **change the `node` of its `Place`, and never give
+# it a new `Place`**: under a new one the dictionary would not find it. And no two blocks share one.
 #
 # A sanity check: two counts of the same tree. One is your formula, the other counts nodes in the picture above.
 
@@ -426,7 +426,8 @@ picture(figure, "Four trees. After A: one edge of four blocks. After B it is thr
 #
 # Move the slider to add one text after the other. There are eight: the four above, then one that ends early, one that
 # goes on where D ended, one with a word too many, and one that begins like the *end* of C. (The slider needs a running
-# kernel. Without one you see the tree after all eight.) None of the last four splits an edge. Why not, for each of them?
+# kernel. Without one you see the tree after all eight.) None of the last four splits an edge. Why not, for each of
+# them?
 
 # %% fold="yes"
 MORE = [
@@ -524,10 +525,10 @@ picture(figure, "The tree of A to D, twice. Above, a gap in the place of block 2
         "5 are found.")
 
 # %% [markdown]
-# **What to look at.** Above, the crossed box, and what hangs behind it: the five blocks in the three rows of A, B and C.
-# They are in memory and out of reach. (D's row leaves before the gap, and is not concerned.) Below, one block has come
-# back, and all five can be found again. The hash chain does exactly the same, for another reason: its children still
-# bear the old parent's name.
+# **What to look at.** Above, the crossed box, and what hangs behind it: the five blocks in the three rows of A, B and
+# C. They are in memory and out of reach. (D's row leaves before the gap, and is not concerned.) Below, one block has
+# come back, and all five can be found again. The hash chain does exactly the same, for another reason: its children
+# still bear the old parent's name.
 #
 # ## Exercise 6: the index
 #
@@ -729,12 +730,12 @@ picture(figure, "Three moments of the tree. At the end of turn 3 there are branc
         "whole, and of A's and B's only what they share is left: what is, block 3.")
 
 # %% [markdown]
-# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may find
-# them, and whoever needs room may have them. In turn 4 the pool runs out of fresh blocks. Look at A's branch, the top row
-# from "a page" on: between the first picture and the second it has become shorter **from its tip**, because nobody has used
-# it for longest. In the third picture A's and B's own blocks are all gone, and "what is", which both used, is still there.
-# So is C's branch: 6 of its 8 tokens are found. That is the most that can be, for the last token is always computed, and
-# with it the block in which it stands.
+# **What to look at.** Nobody owns anything at the end of a turn, so all blocks are cached (已缓存): anybody may find them,
+# and whoever needs room may have them. In turn 4 the pool runs out of fresh blocks. Look at A's branch, the top row
+# from "a page" on: between the first picture and the second it has become shorter **from its tip**, because nobody has
+# used it for longest. In the third picture A's and B's own blocks are all gone, and "what is", which both used, is
+# still there. So is C's branch: 6 of its 8 tokens are found. That is the most that can be, for the last token is always
+# computed, and with it the block in which it stands.
 #
 # Now step by step. Without a running kernel you see the end of turn 4.
 
@@ -805,16 +806,17 @@ check("leaf_to_evict")
 # %% [markdown]
 # ## Two rules on one trace
 #
-# Now measure. The trace is made from a seed: 40 people talk to 4 bots, each bot with some 200 tokens of instructions, 2 to
-# 6 turns each. A turn sends the whole conversation so far. Four requests run at any time. Three ways to evict:
+# Now measure. The trace is made from a seed: 40 people talk to 4 bots, each bot with some 200 tokens of instructions.
+# Each person takes 2 to 6 turns. A turn sends the whole conversation so far. Four requests run at any time. Three ways
+# to evict:
 #
 # - **queue**: the pool's, block by block, over your tree;
 # - **leaf, whole edge**: SGLang's, with your `leaf_to_evict`;
 # - **leaf, one block**: leaf-only, but only the last block of the leaf goes.
 #
-# One more contender. Not every block in the queue is worth keeping. The last block of a prompt is mostly part-full. It has
-# no name, and nobody will ever find it. Yet it goes to the tail like all others, and useful blocks are evicted before it.
-# So, the fourth way:
+# One more contender. Not every block in the queue is worth keeping. The last block of a prompt is mostly part-full. It
+# has no name, and nobody will ever find it. Yet it goes to the tail like all others, and useful blocks are evicted
+# before it. So, the fourth way:
 #
 # - **queue, nameless first**: as the queue, but blocks without a name are used again first.
 #
