@@ -85,6 +85,23 @@ def told(init):
 def explain_tree(got):
     """What the driver found out of order in a tree."""
     text = got if isinstance(got, str) else ""
+    if "share one Place" in text:
+        return say("Each block needs a Place of its own, made for it alone: a split moves some blocks of an edge and "
+                   "not the others.")  # fmt: skip
+    if "another Place than before" in text:
+        return say("The index keeps the Place as a key of its dictionary, so it loses a block whose Place is "
+                   "exchanged. Who moves a block changes the Place that it has: block.block_hash.node = the new edge.")
+    if "neither half" in text:
+        return say("One of the two halves is the RadixNode that you were given: whoever holds it still holds a part of "
+                   "the tree. Make one new node, not two.")  # fmt: skip
+    if "keeps the very list" in text:
+        return say("The lists belong to the caller, who will change them. An edge needs lists of its own: a slice or "
+                   "list(...) makes one. And what you return is not an edge's own list either.")  # fmt: skip
+    if "has changed the list" in text:
+        return say("The lists belong to the caller, who needs them afterwards. Walk along them with an index, or work on "
+                   "a copy.")  # fmt: skip
+    if "are not a list" in text or "that is no edge" in text:
+        return say("chunks and blocks are lists, and children leads from a chunk to a RadixNode: no tuple, no None.")
     if "its place says nothing" in text:
         return say("A block that gets a place gets a name as well: block.block_hash = Place(node), with the edge on "
                    "which it lies.")  # fmt: skip
@@ -111,7 +128,7 @@ def explain_tree(got):
 class TreeSize(Exercise):
     """The size of a tree, on paper."""
 
-    name, points, minutes, section = "tree_size", 2, 10, "L33 6.2"
+    name, points, minutes, section = "tree_size", 2, 12, "L33 6.2"
     defines = ("tree_size",)
     ours = {"tree_size": STEPS + "tree_size"}
     driver = "SizeDriver"
@@ -127,12 +144,11 @@ class TreeSize(Exercise):
         Trace((), (("tree_size", ["ab"], 1),)),
         Trace((), (("tree_size", ["abcd", "abxy"], 1),)),
         Trace((), (("tree_size", ["abcd", "abxy"], 2),)),
-        Trace((), (("tree_size", ["abcd", "ab"], 1),), why=say("ab ends in the middle of an edge. No other text goes "
-                                                               "on from there, so the edge is not cut.")),
-        Trace((), (("tree_size", ["abcde"], 2),), why=say("Only full blocks are in the tree.")),
+        Trace((), (("tree_size", ["abcd", "ab"], 1),)),
+        Trace((), (("tree_size", ["abcde"], 2),)),
         Trace((), (("tree_size", ["ab", "ab"], 1),)),
-        Trace((), (("tree_size", ["abcd", "xycd"], 2),),
-              why=say("cd after ab and cd after xy are two different blocks: the tokens before them differ.")),
+        Trace((), (("tree_size", ["abcd", "xycd"], 2),)),
+        Trace((), (("tree_size", ["ab", "ba"], 2),)),
         Trace((), (("tree_size", ["abc", "abd", "xbc"], 1),)),
         Trace((), (("tree_size", [], 4),)),
     )  # fmt: skip
@@ -154,18 +170,24 @@ class TreeSize(Exercise):
         return st.builds(lambda texts, size: Trace((), (("tree_size", texts, size),)), texts, st.integers(1, 3))
 
     def describe(self, op):
-        return f"tree_size({op[1]}, block_size={op[2]}), each letter a token,"
+        return f"tree_size({op[1]}, block_size={op[2]}), each letter a token (a is 1, b is 11, c is 111, ...),"
 
     def explain(self, op, expected, got):
+        if found := explain_tree(got):
+            return found
         if not isinstance(got, list) or len(got) != 3:
             return say("Return three whole numbers: blocks without sharing, blocks in the tree, edges.")
         if got[0] != expected[0]:
             return say("Without sharing every text has all its full blocks for itself: len(text) // block_size of them.")
         if got[1] != expected[1]:
             return say("Two blocks are one block in the tree exactly if their tokens and all tokens before them are "
-                       "the same.")  # fmt: skip
-        return say("An edge is a run of blocks. It ends where texts part (two or more ways to go on) or where nothing "
-                   "goes on. Count these ends; the root is none of them.")  # fmt: skip
+                       "the same. So cd after ab and cd after xy are two. A block of tokens 1, 11 is not a block of 11, "
+                       "1; and only full blocks count.")  # fmt: skip
+        if got[2] > expected[2]:
+            return say("Too many edges. An edge ends where texts part (two or more ways to go on) or where nothing goes "
+                       "on. A text that ends in the middle of an edge does not cut it, and the root is no edge.")
+        return say("Too few edges. An edge is a run of blocks. It ends where texts part (two or more ways to go on), and "
+                   "it ends where nothing goes on. Count both.")  # fmt: skip
 
 
 class Find(Exercise):
@@ -185,10 +207,13 @@ class Find(Exercise):
     )  # fmt: skip
     examples = (
         Trace(tree("ab"), (("find", "ab"),)),
-        Trace(tree("ab"), (("find", "x"), ("find", ""), ("find", "a"))),
+        Trace(tree("ab"), (("find", "x"), ("find", ""), ("find", "a")),
+              why=say("A text may be empty, or begin with a chunk that the root has no child for, or end in the middle "
+                      "of an edge.")),
         Trace(tree("ab"), (("find", "abc"),), why=say("The text is longer than the tree is deep.")),
         Trace(tree("abcd"), (("find", "abxd"),), why=say("The edge goes on with c, the text with x.")),
-        Trace(tree("abcd", "abxy"), (("find", "abcd"), ("find", "abxy"), ("find", "abx"), ("find", "ab"))),
+        Trace(tree("abcd", "abxy"), (("find", "abcd"), ("find", "abxy"), ("find", "abx"), ("find", "ab")),
+              why=say("The edge ab ends. The text goes on in one of its children, or in none.")),
         Trace(tree("abcd", gaps=[2]), (("find", "abcd"),),
               why=say("There is a gap after the first block. K/V behind it cannot be used: attention needs every "
                       "token before it.")),
@@ -219,8 +244,13 @@ class Find(Exercise):
         if op[0] == "looks":
             return say("A root with a thousand children: ask the dict for the one that begins with your chunk, "
                        "instead of looking at each.")  # fmt: skip
-        if op[0] == "tree":
-            return explain_tree(got) or say("find only looks: it must not change the tree.")
+        if isinstance(got, str) and "changed the tree" in got:
+            return say("find only looks. Some dict methods write while they look: setdefault, pop.")
+        if isinstance(got, str) and "handed out" in got:
+            return say("The caller may change the list that it gets, and would change the tree. Return a list of your "
+                       "own.")  # fmt: skip
+        if found := explain_tree(got):
+            return found
         if not isinstance(got, list):
             return say("find returns a list of blocks (the blocks themselves, not their numbers, and no gaps); [] if "
                        "there are none.")  # fmt: skip
@@ -233,7 +263,7 @@ class Find(Exercise):
 class Split(Exercise):
     """Split: cut an edge in two."""
 
-    name, points, minutes, section = "split", 3, 12, "L33 6.2"
+    name, points, minutes, section = "split", 3, 15, "L33 6.2"
     defines = ("split",)
     ours = {"split": STEPS + "split"}
     driver = "SplitDriver"
@@ -254,7 +284,8 @@ class Split(Exercise):
                                                                    "half now.")),
         Trace(tree("abcd", "abxy"), (("split", "abxy", 1),)),
         Trace(tree("abcd", gaps=[1]), (("split", "abcd", 2),), why=say("A gap has no block, and so no place to tell.")),
-        Trace(tree("abc", gaps=[2]), (("split", "abc", 2),)),
+        Trace(tree("abc", gaps=[2]), (("split", "abc", 2),),
+              why=say("The upper half ends with a gap. A gap has no block, and so no place to tell.")),
     )  # fmt: skip
 
     class Oracle(Places):
@@ -292,7 +323,7 @@ class Split(Exercise):
 class Add(Exercise):
     """Add: publish blocks along a text."""
 
-    name, points, minutes, section = "add", 4, 20, "L33 6.2"
+    name, points, minutes, section = "add", 4, 25, "L33 6.2"
     defines = ("add",)
     ours = {"add": STEPS + "add"}
     driver = "AddDriver"
@@ -368,7 +399,7 @@ class Add(Exercise):
 class TakeOut(Exercise):
     """Take out: forget one block."""
 
-    name, points, minutes, section = "take_out", 3, 12, "L33 6.2; PAV 6"
+    name, points, minutes, section = "take_out", 3, 18, "L33 6.2; PAV 6"
     defines = ("take_out",)
     ours = {"take_out": STEPS + "take_out"}
     driver = "TakeOutDriver"
@@ -419,25 +450,27 @@ class TakeOut(Exercise):
             return found
         if isinstance(got, str) and got.count("-") > expected.count("-"):
             return say("Gaps with no block behind them are dead wood: it would grow for ever. Cut it off, upwards from "
-                       "the leaf, as far as it goes.")  # fmt: skip
-        return say("Only this block leaves. All others keep their places, also behind the new gap.")
+                       "the leaf, as far as it goes. (To merge or not is yours: here an only child is always shown as "
+                       "one edge with its parent.)")  # fmt: skip
+        return say("Only this block leaves. All others keep their places, also behind the new gap. (To merge or not is "
+                   "yours: here an only child is always shown as one edge with its parent.)")  # fmt: skip
 
 
 class RadixTree(Exercise):
     """The index: match, insert, remove."""
 
-    name, points, minutes, section = "radix_tree", 4, 15, "L33 6.2; PAV 3.4"
+    name, points, minutes, section = "radix_tree", 4, 12, "L33 6.2; PAV 3.4"
     defines = ("RadixTree",)
     ours = {"RadixTree": "kvlab.prefix.radix_tree:RadixTreeIndex",
             "HashChainIndex": "kvlab.prefix.hash_chain:HashChainIndex"}  # lab 05's, barred as well  # fmt: skip
     part = {"prefix_index": "RadixTree"}
     driver = "TreeDriver"
     hints = (
-        say("Each method is a line or two around one of your functions, plus the names: what add_ publishes enters the "
-            "dictionary, what take_out_ forgets leaves it."),
+        say("Each method is a line or two around one of your functions, plus the names: what grow publishes enters the "
+            "dictionary, what forget is to forget leaves it."),
         say("match must not make a tree for a salt that nobody has used: self.roots.get(salt). insert may: "
             "self.roots.setdefault(salt, RadixNode([], [], None))."),
-        say("remove: look up block.block_hash BEFORE take_out_, which sets it to None. `if "
+        say("remove: look up block.block_hash BEFORE forget, which sets it to None. `if "
             "self.cached_block_hash_to_block.get(block.block_hash) is not block: raise ValueError(...)`."),
     )  # fmt: skip
     examples = (
@@ -455,6 +488,10 @@ class RadixTree(Exercise):
               why=say("Block 8 is a duplicate and stays without a name; block 9 is new and gets one.")),
         Trace((2,), (("insert", "ab", [7]), ("remove", 7), ("published",), ("match", "ab"), ("insert", "ef", [7]),
                      ("match", "ef"), ("match", "ab"))),
+        Trace((2,), (("insert", "abc", [7, 3], "x"), ("num_trees",)),
+              why=say("The insert that raised ValueError must not leave a tree behind.")),
+        Trace((1,), (("insert", "a", [7]), ("remove_of_another", 8), ("published",)),
+              why=say("Block 8 has a name, but another index gave it: this one must refuse it.")),
         Trace((2,), (("insert", "ab", [7]), ("remove", 8)), why=say("Block 8 has never been published.")),
         Trace((2,), (("insert", "ab", [7]), ("remove", 7), ("remove", 7)),
               why=say("Block 7 has been removed before.")),
@@ -497,6 +534,9 @@ class RadixTree(Exercise):
                     return
             raise ValueError
 
+        def remove_of_another(self, block):
+            raise ValueError
+
         def published(self):
             return sorted(block for places in self.trees.values() for block in places.ids())
 
@@ -519,7 +559,14 @@ class RadixTree(Exercise):
     def describe_init(self, init):
         return f"index = RadixTree({init[0]}); letters are tokens, blocks are told by their ids"
 
+    def describe(self, op):
+        if op[0] == "remove_of_another":
+            return f"remove({op[1]}), a block that another RadixTree has published,"
+        return super().describe(op)
+
     def explain(self, op, expected, got):
+        if isinstance(got, str) and "has changed" in got:
+            return say("tokens and blocks belong to the caller, who needs them afterwards: work on copies.")
         if expected == "ValueError" and op[0] == "insert":
             return say("Raise ValueError, and publish nothing, when the tokens do not fill the blocks.")
         if expected == "ValueError":
@@ -537,7 +584,7 @@ class RadixTree(Exercise):
 class LeafToEvict(Exercise):
     """Leaf-only eviction: which edge goes next."""
 
-    name, points, minutes, stretch, section = "leaf_to_evict", 2, 12, True, "L33 6.2"
+    name, points, minutes, stretch, section = "leaf_to_evict", 2, 8, True, "L33 6.2"
     defines = ("leaf_to_evict",)
     ours = {"leaf_to_evict": STEPS + "leaf_to_evict"}
     driver = "LeafDriver"
@@ -592,5 +639,7 @@ class LeafToEvict(Exercise):
         return f"leaf_to_evict(root, {op[2]}) while {op[1] or 'nobody'} is owned"
 
     def explain(self, op, expected, got):
+        if isinstance(got, str) and "has changed" in got:
+            return say("leaf_to_evict only names an edge: the tree and last_used stay as they are.")
         return say("Of the edges without children and without an owned block: the one whose latest use is longest ago. "
                    "None if there is none.")  # fmt: skip

@@ -27,6 +27,7 @@ class Forest:
         self.root = RadixNode([], [], None)
         known = {path: block for path, block in places}
         self._grow(self.root, "", known)
+        self.names = {i: block.block_hash for i, block in self.blocks.items()}  # names are keys: they stay the same objects
 
     def _grow(self, node, path, known):
         below = sorted(other for other in known if len(other) == len(path) + 1 and other.startswith(path))
@@ -59,12 +60,33 @@ class Forest:
         return self.complaint() or told_tree(self.root, join)
 
     def complaint(self):
+        complaint = self._shared() or self._links() or self._renamed()
+        if not complaint:
+            self.names = {i: block.block_hash for i, block in self.blocks.items()}
+        return complaint
+
+    def _shared(self):
+        holders = {}
+        for i, block in self.blocks.items():
+            if block.block_hash is not None and (other := holders.setdefault(id(block.block_hash), i)) != i:
+                return f"blocks {other} and {i} share one Place"
+        return ""
+
+    def _renamed(self):
+        for i, block in self.blocks.items():
+            if None not in (self.names[i], block.block_hash) and block.block_hash is not self.names[i]:
+                return f"block {i} has another Place than before"
+        return ""
+
+    def _links(self):
         seen, nodes, hanging = set(), [self.root], set()
         while nodes:
             node = nodes.pop()
             if id(node) in seen:
                 return f"the edge {told_chunks(node.chunks)} hangs in two places"
             seen.add(id(node))
+            if not isinstance(node.chunks, list) or not isinstance(node.blocks, list):
+                return "an edge whose chunks or blocks are not a list"
             if len(node.chunks) != len(node.blocks):
                 return f"an edge with {len(node.chunks)} chunks and {len(node.blocks)} blocks"
             if not node.chunks and node is not self.root:
@@ -75,11 +97,13 @@ class Forest:
                 if block.block_id in hanging:
                     return f"block {block.block_id} hangs in two places"
                 hanging.add(block.block_id)
-                if getattr(block.block_hash, "node", None) is not node:
-                    place = block.block_hash and told_chunks(block.block_hash.node.chunks)
+                if (lies_on := getattr(block.block_hash, "node", None)) is not node:
+                    place = told_chunks(lies_on.chunks) if isinstance(lies_on, RadixNode) else ""
                     says = f"says the edge {place}" if place else "says nothing"
                     return f"block {block.block_id} lies on the edge {told_chunks(node.chunks)}, its place {says}"
             for first, child in node.children.items():
+                if not isinstance(child, RadixNode):
+                    return f"a child that is no edge: {child!r}"[:80]
                 if not child.chunks:
                     return "an edge without chunks"
                 if child.chunks[0] != first:
@@ -93,9 +117,12 @@ class Forest:
         return ""
 
     def ids(self, blocks):
-        if not isinstance(blocks, list) or not all(isinstance(block, KVCacheBlock) for block in blocks):
+        if not isinstance(blocks, list):
             return f"returned {blocks!r}"[:80]
-        return [block.block_id for block in blocks]
+        if all(isinstance(block, KVCacheBlock) for block in blocks):
+            return [block.block_id for block in blocks]
+        told = ("-" if b is None else f"block {b.block_id}" if isinstance(b, KVCacheBlock) else repr(b)[:20] for b in blocks)
+        return f"returned [{', '.join(told)}]"
 
 
 def told_tree(root, join=False):
@@ -113,7 +140,18 @@ def told_tree(root, join=False):
 
 class FindDriver(Forest):
     def find(self, text):
-        return self.ids(self.student.find(self.root, chunks_of_text(text)))
+        chunks, before = chunks_of_text(text), self.tree()
+        found = self.student.find(self.root, chunks)
+        if chunks != chunks_of_text(text):
+            return "find has changed the list `chunks`"
+        if (after := self.tree()) != before:
+            return f"find has changed the tree: it was {before}, it is {after}"
+        ids = self.ids(found)
+        if isinstance(found, list):
+            found.clear()
+            if self.tree() != before:
+                return "find has handed out the edge's own list `blocks`"
+        return ids
 
     def looks(self, num_children):
         """Children looked at when a text goes on from a root with many."""
@@ -160,15 +198,26 @@ class CountedDict(dict):
 
 class SplitDriver(Forest):
     def split(self, path, k):
-        upper = self.student.split(self.edge(path), k)
+        node = self.edge(path)
+        upper = self.student.split(node, k)
         returned = told_chunks(upper.chunks) if isinstance(upper, RadixNode) else repr(upper)
-        return f"{self.tree()}; returned {returned}"
+        halves = [upper, *getattr(upper, "children", {}).values()]
+        if not (complaint := self.complaint()) and not any(half is node for half in halves):
+            complaint = "neither half is `node` itself"
+        return f"{complaint or told_tree(self.root)}; returned {returned}"
 
 
 class AddDriver(Forest):
     def add(self, text, ids):
-        published = self.student.add(self.root, chunks_of_text(text), [self.blocks[i] for i in ids])
-        return f"published {self.ids(published)}; {self.tree()}"
+        chunks, blocks = chunks_of_text(text), [self.blocks[i] for i in ids]
+        published = self.student.add(self.root, chunks, blocks)
+        if chunks != chunks_of_text(text) or blocks != [self.blocks[i] for i in ids]:
+            return "add has changed the list `chunks` or `blocks`"
+        told = f"published {self.ids(published)}; {self.tree()}"
+        for given in (chunks, blocks, published):  # whose they are is settled now
+            if isinstance(given, list):
+                given.clear()
+        return told if told.endswith(f"; {self.tree()}") else "the tree keeps the very list `chunks` or `blocks` that add got"
 
 
 class TakeOutDriver(Forest):
@@ -179,17 +228,28 @@ class TakeOutDriver(Forest):
 
 class TreeDriver:
     def __init__(self, student, block_size):
-        self.index = student.RadixTree(block_size)
+        self.student, self.index = student, student.RadixTree(block_size)
         self.blocks = [KVCacheBlock(i) for i in range(40)]
 
     def match(self, text, salt=None):
-        return [block.block_id for block in self.index.match([ord(c) for c in text], salt)]
+        tokens = [ord(c) for c in text]
+        found = self.index.match(tokens, salt)
+        return [block.block_id for block in found] if tokens == [ord(c) for c in text] else "match has changed `tokens`"
 
     def insert(self, text, ids, salt=None):
-        self.index.insert([ord(c) for c in text], [self.blocks[i] for i in ids], salt)
+        tokens, blocks = [ord(c) for c in text], [self.blocks[i] for i in ids]
+        self.index.insert(tokens, blocks, salt)
+        same = tokens == [ord(c) for c in text] and blocks == [self.blocks[i] for i in ids]
+        return None if same else "insert has changed `tokens` or `blocks`"
 
     def remove(self, block_id):
         self.index.remove(self.blocks[block_id])
+
+    def remove_of_another(self, block_id):
+        """Remove here what a second index has published."""
+        other, block = self.student.RadixTree(1), KVCacheBlock(block_id)
+        other.insert([ord("a")], [block])
+        self.index.remove(block)
 
     def num_trees(self):
         return len(self.index.roots)
@@ -208,7 +268,10 @@ class LeafDriver(Forest):
     def leaf_to_evict(self, owned, last_used):
         for block in self.blocks.values():
             block.ref_cnt = int(block.block_id in owned)
-        leaf = self.student.leaf_to_evict(self.root, last_used)
+        given, before = dict(last_used), self.tree()
+        leaf = self.student.leaf_to_evict(self.root, given)
+        if given != last_used or self.tree() != before:
+            return "leaf_to_evict has changed the tree or last_used"
         if leaf is not None and not isinstance(leaf, RadixNode):
             return f"returned {leaf!r}"[:80]
         return None if leaf is None else f"the edge {told_tree_edge(leaf)}"
@@ -223,4 +286,9 @@ class SizeDriver:
         self.student = student
 
     def tree_size(self, texts, block_size):
-        return self.student.tree_size([[ord(letter) for letter in text] for text in texts], block_size)
+        def numbers(text):  # a: 1, b: 11, c: 111 -- written one after the other, ab and ba are the same
+            return [int("1" * (ord(letter) - ord("a") + 1)) for letter in text]
+
+        given = [numbers(text) for text in texts]
+        size = self.student.tree_size(given, block_size)
+        return size if given == [numbers(text) for text in texts] else "tree_size has changed the list `texts`"

@@ -154,8 +154,6 @@ def split(node, k):
     del node.chunks[k:], node.blocks[k:]
     return node
 ''',
-        "new names instead of changed ones": _changed(_SPLIT, "block.block_hash.node = upper",
-                                                      "block.block_hash = Place(upper)"),
     },
     "add": {
         "place by place": _ADD,
@@ -242,6 +240,9 @@ def tree_size(texts, block_size):
         "only forks": _changed(_SIZE, "len(level) != 1)", "len(level) > 1)"),
         "part-full blocks too": _changed(_SIZE, "range(0, len(text) - block_size + 1, block_size)",
                                          "range(0, len(text), block_size)"),
+        "tokens as one string": _changed(_SIZE, "tuple(text[i : i + block_size])",
+                                         "''.join(map(str, text[i : i + block_size]))"),
+        "eats the texts": _changed(_SIZE, "    trie = {}\n", "    trie = {}\n    texts.clear()\n"),
         "2n - 1, always": _changed(_SIZE, "*count(trie, True)", "count(trie, True)[0], 2 * len(set(map(tuple, cut))) - 1"),
         "an edge ends where a text ends": '''
 def tree_size(texts, block_size):
@@ -274,10 +275,57 @@ def find(root, chunks):
         "looks in the edge for the chunk anywhere": _changed(_FIND, "node.chunks[i] != chunk", "chunk not in node.chunks"),
         "falls off the end": _changed(_FIND, "node is None or ", ""),
         "ids, not blocks": _changed(_FIND, "found.append(node.blocks[i])", "found.append(node.blocks[i].block_id)"),
+        "eats its input": '''
+def find(root, chunks):
+    node, i, found = root, 0, []
+    while chunks:
+        chunk = chunks.pop(0)
+        if i == len(node.chunks):
+            node, i = node.children.get(chunk), 0
+        if node is None or node.chunks[i] != chunk or node.blocks[i] is None:
+            break
+        found.append(node.blocks[i])
+        i += 1
+    return found
+''',
+        "hands out the edge's own list": _changed(_FIND, "    return found", '''    if root.children and chunks:
+        first = root.children.get(chunks[0])
+        if first is not None and first.blocks == found:
+            return first.blocks
+    return found'''),
+        "plants None": _changed(_FIND, "node.children.get(chunk), 0", "node.children.setdefault(chunk), 0"),
         "plants what it does not find": _changed(_FIND, "node.children.get(chunk), 0",
                                                  "node.children.setdefault(chunk, RadixNode([chunk], [None], node)), 0"),
     },
     "split": {
+        "new names instead of changed ones": _changed(_SPLIT, "block.block_hash.node = upper",
+                                                      "block.block_hash = Place(upper)"),
+        "new names for those below": '''
+def split(node, k):
+    lower = RadixNode(node.chunks[k:], node.blocks[k:], node)
+    lower.children = node.children
+    for child in lower.children.values():
+        child.parent = lower
+    for block in filter(None, lower.blocks):
+        block.block_hash = Place(lower)
+    node.children = {lower.chunks[0]: lower}
+    del node.chunks[k:], node.blocks[k:]
+    return node
+''',
+        "two new nodes": '''
+def split(node, k):
+    upper = RadixNode(node.chunks[:k], node.blocks[:k], node.parent)
+    lower = RadixNode(node.chunks[k:], node.blocks[k:], upper)
+    node.parent.children[upper.chunks[0]] = upper
+    upper.children[lower.chunks[0]] = lower
+    lower.children = node.children
+    for child in lower.children.values():
+        child.parent = lower
+    for half in (upper, lower):
+        for block in filter(None, half.blocks):
+            block.block_hash.node = half
+    return upper
+''',
         "places are not told": _changed(_SPLIT, "            block.block_hash.node = upper", "            pass"),
         "all blocks are told, below too": _changed(_SPLIT, "in upper.blocks:", "in upper.blocks + node.blocks:"),
         "gaps have a place": _changed(_SPLIT, "        if block is not None:\n            block", "        block"),
@@ -312,6 +360,17 @@ def split(node, k):
         "cuts only the chunks": _changed(_SPLIT, "    node.blocks = node.blocks[k:]\n", ""),
     },
     "add": {
+        "eats its chunks": _changed(_ADD, "    return published", "    del chunks[:len(blocks)]\n    return published"),
+        "eats its blocks": _changed(_ADD, "    return published", "    blocks.clear()\n    return published"),
+        "keeps the list it got": _changed(_ADD, "    node, i, published = root, 0, []\n", '''    node, i, published = root, 0, []
+    if blocks and len(blocks) == len(chunks) and chunks[0] not in root.children:
+        new = root.children[chunks[0]] = RadixNode(chunks, list(blocks), root)
+        for block in blocks:
+            block.block_hash = Place(new)
+        return list(blocks)
+'''),
+        "one Place for a run": _changed(_ADD, "Place(node)", "next((b.block_hash for b in node.blocks if b is not None "
+                                        "and b.block_hash), None) or Place(node)"),
         "the second publisher takes the place": _changed(_ADD, "if node.blocks[i] is None:", "if True:"),
         "an edge for each block": _changed(_ADD, "if node.children or node is root:", "if True:").replace(
             "chunks[n : len(blocks)]", "chunks[n : n + 1]"),
@@ -364,6 +423,18 @@ def take_out(block):
                                                    "while node.parent is not None:"),
         "the parent loses all its children": _changed(_OUT, "del node.parent.children[first]",
                                                       "node.parent.children.clear()"),
+        "joins, with new names": _OUT.rstrip().replace("            return\n", "            break\n") + '''
+    if node.parent is not None and len(node.children) == 1:
+        (child,) = node.children.values()
+        node.chunks += child.chunks
+        node.blocks += child.blocks
+        node.children = child.children
+        for grandchild in node.children.values():
+            grandchild.parent = node
+        for other in child.blocks:
+            if other is not None:
+                other.block_hash = Place(node)
+''',
         "joins, and tells nobody": _OUT.rstrip().replace("            return\n", "            break\n") + '''
     if node.parent is not None and len(node.children) == 1:
         (child,) = node.children.values()
@@ -385,6 +456,17 @@ def take_out(block):
 '''),
         "removes what is not there": _changed(_TREE, '''            raise ValueError("not here")
 ''', "            return\n"),
+        "any block with a name will do": _changed(_TREE, "        if self.cached_block_hash_to_block.get(block.block_hash) is "
+                                                  "not block:", "        if block.block_hash is None:").replace(
+            "        del self.cached_block_hash_to_block[block.block_hash]",
+            "        self.cached_block_hash_to_block.pop(block.block_hash, None)"),
+        "plants a tree before it checks": _changed(_TREE, '''    def insert(self, tokens, blocks, salt=None, cursor=None):
+''', '''    def insert(self, tokens, blocks, salt=None, cursor=None):
+        self.roots.setdefault(salt, RadixNode([], [], None))
+'''),
+        "eats the blocks": _changed(_TREE, "            self.cached_block_hash_to_block[block.block_hash] = block\n",
+                                    "            self.cached_block_hash_to_block[block.block_hash] = block\n"
+                                    "        blocks.clear()\n"),
         "the entry stays": _changed(_TREE, "        del self.cached_block_hash_to_block[block.block_hash]\n", ""),
         "forgets first": _changed(_TREE, '''        del self.cached_block_hash_to_block[block.block_hash]
         forget(block)''', '''        forget(block)
@@ -404,6 +486,7 @@ def take_out(block):
         "the use of its first block": _changed(_LEAF, "max(last_used[block.block_id] for block in leaf.blocks)",
                                                "last_used[leaf.blocks[0].block_id]"),
         "the one used last": _changed(_LEAF, "free[0]", "free[-1]"),
+        "counts down in last_used": _changed(_LEAF, "    return free", "    last_used.clear()\n    return free"),
         "raises when there is none": _changed(_LEAF, "free[0] if free else None", "free[0]"),
         "a block, not an edge": _changed(_LEAF, "free[0] if free else None", "free[0].blocks[-1] if free else None"),
     },
