@@ -586,7 +586,7 @@ print(f"factor {by_arithmetic / per_second:.0f} = balance {H100.balance:.0f} / i
 # 256. Then make the context longer. What happens to the dot, and why can no batch bring it back?
 
 # %%
-from kvlab.lab.draw_tables import sliders
+from kvlab.lab.show import sliders
 
 
 def show(batch, context):

@@ -44,7 +44,7 @@ check, hint = lab.check, lab.hint
 # %% fold="yes"
 import matplotlib.pyplot as plt
 
-from kvlab.lab.draw_tables import picture, sliders
+from kvlab.lab.show import picture, sliders
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 YELLOW, RED, PINK = "#F0E442", "#D55E00", "#CC79A7"
@@ -1076,7 +1076,7 @@ claim("L33 9.3", "without a KV cache, is paging still needed? (a question)", "; 
       "paging is not, since all requests have one size; scheduling is")
 
 # %%
-from kvlab.lab.draw_memory import table as show_table
+from kvlab.lab.show import table as show_table
 
 show_table(["where", "the text says", "we find", "verdict"], ledger)
 

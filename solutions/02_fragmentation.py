@@ -79,8 +79,8 @@ lab.predict("full pool", None, unit="%")
 import matplotlib.pyplot as plt
 
 from kvlab.arena import Span
-from kvlab.lab import draw_memory as draw
-from kvlab.lab.draw_tables import picture, sliders
+from kvlab.lab.draw import memory as draw
+from kvlab.lab.show import ledger, picture, sliders
 
 spans = [Span(i * LIMIT, LIMIT, "ABCD"[i], LENGTHS[i], LENGTHS[i]) for i in range(4)]
 figure, ax = plt.subplots(figsize=(9, 2.6), layout="constrained")
@@ -1166,7 +1166,7 @@ rows = [
      "compared with B = 32, not 16"),
 ]
 heads = ("text", "it says", "we found", "verdict", "condition, or what would make it so")
-draw.ledger(heads, ("holds", "holds if", "contradicted"), rows)
+ledger(heads, ("holds", "holds if", "contradicted"), rows)
 
 # %% fold="yes" lang="zh"
 rows = [
@@ -1207,7 +1207,7 @@ rows = [
      f"{longer[0]:.1f} 倍与 {longer[1]:.1f} 倍", longer[1] > 20, "与 B = 32 相比，不是 16"),
 ]
 heads = ("出处", "教材说", "我们算出", "结论", "条件，或者怎样才会如此")
-draw.ledger(heads, ("成立", "有条件成立", "不成立"), rows)
+ledger(heads, ("成立", "有条件成立", "不成立"), rows)
 
 # %% [markdown] lang="en"
 # Five of these deserve a sentence.

@@ -123,7 +123,8 @@ print(f"{list_ms:.0f} ms of them are paid back before the prompt's first token."
 import matplotlib.pyplot as plt
 
 from kvlab.blocks import BlockPool as OurPool
-from kvlab.lab.draw_pool import draw_address, draw_pool, draw_queue, player, snapshot
+from kvlab.lab.draw.pool import draw_address, draw_pool, draw_queue, snapshot
+from kvlab.lab.show import player
 
 example = OurPool(8)
 a, b, gone = (example.get_new_blocks(n) for n in (2, 1, 1))
@@ -446,7 +447,7 @@ print(f"187 removals: {list_ms:.1f} ms with a list, about {linked_ms:.2f} ms wit
 # The arrows are the three moves that you will write.
 
 # %%
-from kvlab.lab.draw_pool import draw_states
+from kvlab.lab.draw.pool import draw_states
 
 fig, ax = plt.subplots(figsize=(9, 2.8), layout="constrained")
 draw_states(ax)
@@ -890,7 +891,7 @@ check("byte_offset")
 # numbers of token 0.
 
 # %%
-from kvlab.lab.draw_pool import draw_layout
+from kvlab.lab.draw.pool import draw_layout
 
 offset_in = lab.best("byte_offset")
 LAYOUTS = {"NHD": "NHD", "HND": "HND"}

@@ -73,7 +73,8 @@ print(f"preemptions: {stats.num_preemptions_recompute}")
 # %%
 import matplotlib.pyplot as plt
 
-from kvlab.lab.draw_tables import draw_tables, picture
+from kvlab.lab.draw.tables import draw_tables
+from kvlab.lab.show import picture
 
 PROMPT = "my cat sat on the mat and it was so".split()
 
@@ -224,7 +225,7 @@ check("fork")
 
 # %%
 from kvlab.blocks import BlockPool
-from kvlab.lab.play_sharing import Sheet
+from kvlab.lab.scenes.sharing import Sheet
 
 share = lab.best("fork")  # yours if it is solved, else ours
 
@@ -374,7 +375,7 @@ lab.compare("owners after the no", A[0].ref_cnt)
 # picture of the moment.
 
 # %%
-from kvlab.lab.play_sharing import Play, draw_moments
+from kvlab.lab.scenes.sharing import Play, draw_moments
 
 ANSWERS = {"A": "warm", "B": "soft", "C": "calm", "D": "glad"}
 
@@ -419,7 +420,7 @@ print("seen in the tables        =", seen)
 # prompt of 12 words with one of 11: what does the first write do to block 3?
 
 # %%
-from kvlab.lab.draw_tables import sliders
+from kvlab.lab.show import sliders
 
 
 def show(prompt, samples, moment):
@@ -545,7 +546,7 @@ check("beam_step")
 # count must be the engine's count: blocks held over all steps, and copies.
 
 # %%
-from kvlab.lab.play_sharing import beam_searches
+from kvlab.lab.scenes.sharing import beam_searches
 
 
 def play_again(history, num_prompt, block_size=16):
@@ -843,7 +844,7 @@ claim("PAV 3.4", "sharers of cached blocks part by copy-on-write",
       if by_fork and by_return else "contradicted")
 
 # %%
-from kvlab.lab.draw_memory import table as show_table
+from kvlab.lab.show import table as show_table
 
 show_table(["where", "the text says", "we find", "verdict"], ledger)
 

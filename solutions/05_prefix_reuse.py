@@ -64,7 +64,7 @@ print(f"that is {(first + second) / typed:.0f} tokens computed for each one type
 # `r`), and what has been answered so far (`a`). Look at the third block of each row.
 
 # %% fold="yes"
-from kvlab.lab.draw import box_rows
+from kvlab.lab.draw.boxes import box_rows
 
 instructions = [f"s{i}" for i in range(10)]
 prompts = {
@@ -357,7 +357,7 @@ check("prefix_index")
 # they are in `kvlab/lab/play_reuse.py`, with all that plays in this lab.)
 
 # %%
-from kvlab.lab.play_reuse import WithoutParents, ask, make_engine
+from kvlab.lab.scenes.reuse import WithoutParents, ask, make_engine
 
 seen_before, asked = [7, 7, 8, 8, 1, 2, 3, 4, 5], [1, 2, 3, 4, 7, 7, 8, 8, 1]
 right, _ = ask(make_engine(20, block_size=4, caching=False), "R", asked)
@@ -607,7 +607,7 @@ box_rows(rows, title, 0.55, notes, alt)
 # cached, and which hold nothing.
 
 # %%
-from kvlab.lab.play_reuse import agents, chats, play, pool_state, strangers
+from kvlab.lab.scenes.reuse import agents, chats, play, pool_state, strangers
 
 Index = lab.best("PrefixIndex")
 engine, frames = make_engine(160, index=Index(16)), []
@@ -624,8 +624,8 @@ print(f"{played.hit_rate():.0%} of all prompt tokens were found")
 # %% fold="yes"
 import matplotlib.pyplot as plt
 
-from kvlab.lab.draw import BLUE, VERMILLION, pool_areas, pool_grid
-from kvlab.lab.draw_tables import picture
+from kvlab.lab.draw.boxes import BLUE, VERMILLION, pool_areas, pool_grid
+from kvlab.lab.show import picture
 
 figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
 pool_areas(ax, frames)
@@ -646,7 +646,7 @@ picture(figure, "Blocks over steps. The cached part grows until the pool is near
 # it. In Jupyter a slider behind them shows every step.
 
 # %% fold="yes"
-from kvlab.lab.draw_pool import player
+from kvlab.lab.show import player
 
 
 def draw_step(ax, step):
@@ -693,7 +693,7 @@ lab.predict("agents in 160", None, unit="% found")
 # takes some five seconds.)
 
 # %%
-from kvlab.lab.play_reuse import FirstBlockFirst, hit_rates
+from kvlab.lab.scenes.reuse import FirstBlockFirst, hit_rates
 
 sizes, fewer = (60, 80, 100, 120, 140, 160, 200, 240, 320), (60, 80, 100, 120, 140, 160, 200)
 curves, turned_round = {}, {}
@@ -799,7 +799,7 @@ lab.predict("strangers", None, unit="% more steps with the cache on")
 # never let go, until half of the pool is locked.
 
 # %%
-from kvlab.lab.play_reuse import LockingManager
+from kvlab.lab.scenes.reuse import LockingManager
 
 designs = {
     "cache off": lambda: make_engine(60, caching=False),
@@ -1012,7 +1012,7 @@ check("new_keys")
 # What is it worth? An answer of 8,000 tokens, a call every 16 tokens, and a text that counts how often it is read:
 
 # %%
-from kvlab.lab.play_reuse import CountedTokens
+from kvlab.lab.scenes.reuse import CountedTokens
 
 new_keys_ = lab.best("new_keys")
 reads, cursor, parts = {"all of it again": 0, "with a cursor": 0}, None, []
@@ -1032,7 +1032,7 @@ for how, number in reads.items():
 # back at the next call. Its `match` asks without one, since a new prompt has no past. It must find the same.
 
 # %%
-from kvlab.lab.play_reuse import growing_index
+from kvlab.lab.scenes.reuse import growing_index
 
 GrowingIndex = growing_index(new_keys_)
 for title, index in (("your index", Index(16)), ("with new_keys", GrowingIndex(16))):

@@ -79,8 +79,8 @@ print(" ".join(names))
 # %% fold="yes"
 import matplotlib.pyplot as plt
 
-from kvlab.lab.draw_tables import picture, sliders
-from kvlab.lab.draw_tree import draw_tree
+from kvlab.lab.draw.tree import draw_tree
+from kvlab.lab.show import picture, sliders
 from kvlab.prefix import RadixTreeIndex
 
 index_of_ours = RadixTreeIndex(block_size=2)
@@ -690,7 +690,7 @@ print(f"the wrong tree is caught in {caught} of 100 traces")
 # come back.
 
 # %%
-from kvlab.lab.play_tree import record_turns
+from kvlab.lab.scenes.tree import record_turns
 
 turns = [(name, [number_of[word] for word in TEXTS[name]]) for name in "ABCDC"]
 moments = record_turns(Tree, turns, block_size=2, num_blocks=15)
@@ -824,7 +824,7 @@ check("leaf_to_evict")
 # that does not merge edges, as SGLang's, whatever your `take_out` does. So everybody gets the same numbers.
 
 # %%
-from kvlab.lab.play_tree import LeafCache, NamelessFirst, QueueCache, chats, serve
+from kvlab.lab.scenes.tree import LeafCache, NamelessFirst, QueueCache, chats, serve
 
 victim = lab.best("leaf_to_evict")
 POOLS = (110, 120, 140, 160, 200, 250, 300, 400)
@@ -916,7 +916,7 @@ for num_blocks in (110, 160, 400):
 # token-level tree, as in SGLang. Nothing of your code changes.
 
 # %%
-from kvlab.lab.play_tree import findable, words
+from kvlab.lab.scenes.tree import findable, words
 
 rng = random.Random(3)
 instructions = words(rng, 3000, 3000)
@@ -940,7 +940,7 @@ lab.compare("blocks of 64", warm[64])
 # **strangers**, who have nothing in common. The cache is as large as it needs to be.
 
 # %%
-from kvlab.lab.play_tree import endless, plans, strangers
+from kvlab.lab.scenes.tree import endless, plans, strangers
 
 TRACES = {"chats": chats(6), "plans": plans(6), "strangers": strangers(6)}
 found_by, share, num_places = {}, {}, {}

@@ -1,4 +1,4 @@
-"""kvlab.lab.draw_memory: what the figures of the labs show is what they were given."""
+"""kvlab.lab.draw.memory: what the figures of the labs show is what they were given."""
 
 import pytest
 
@@ -9,7 +9,8 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.colors import to_hex  # noqa: E402
 
 from kvlab.arena import ContiguousArena, Job, Span, run_contiguous  # noqa: E402
-from kvlab.lab import draw_memory as draw  # noqa: E402
+from kvlab.lab import show  # noqa: E402
+from kvlab.lab.draw import memory as draw  # noqa: E402
 
 
 @pytest.fixture
@@ -68,13 +69,13 @@ def test_a_ledger_says_what_holds(monkeypatch):
     monkeypatch.setattr(draw, "table", lambda heads, rows: shown.extend(rows))
     same, other = ("a", "a", True), ("a", "b", False)
     rows = [("1", *same, ""), ("2", *same, "c"), ("3", *other, ""), ("4", *other, "c")]
-    draw.ledger(("w", "s", "f", "v", "c"), ("yes", "if", "no"), rows)
+    show.ledger(("w", "s", "f", "v", "c"), ("yes", "if", "no"), rows)
     assert [row[3] for row in shown] == ["yes", "if", "no", "no"] and shown[1][4] == "c"
 
 
 def test_a_table_without_html_keeps_its_columns(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
-    draw.table(("what", "found"), [("a < b", 1), ("longer", "x")])
+    show.table(("what", "found"), [("a < b", 1), ("longer", "x")])
     assert shown[0]["text/plain"].splitlines() == ["what    found", "a < b   1", "longer  x"]
     assert "a &lt; b" in shown[0]["text/html"]

@@ -5,7 +5,7 @@ import pytest
 from kvlab.blocks import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock
 
 plt = pytest.importorskip("matplotlib.pyplot")
-draw = pytest.importorskip("kvlab.lab.draw_pool")
+draw = pytest.importorskip("kvlab.lab.draw.pool")
 
 
 @pytest.fixture
@@ -64,16 +64,3 @@ def test_a_layout_shows_whose_each_number_is_and_frames_each_load(ax):
     frames = [patch for patch in ax.patches if patch.get_linewidth() > 2]
     assert [(frame.get_x(), frame.get_width()) for frame in frames] == [(0, 2), (2, 2), (4, 1)]
     assert ax.get_title(loc="left") == "NHD"
-
-
-def test_the_slider_draws_the_frame_it_shows_and_has_words_for_paper():
-    pytest.importorskip("ipywidgets")
-    drawn = []
-    box = draw.player("abc", lambda ax, i: drawn.append(i))
-    slider, image = box.children
-    first = image.value
-    slider.value = 2
-    assert drawn == [0, 2] and slider.max == 2 and bytes(first).startswith(b"\x89PNG")
-    bundle = box._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert "3 frames" in data["text/plain"] and "3 frames" in data["text/html"]

@@ -1,4 +1,4 @@
-"""The tests are tested: each check fails on the stub, passes on our solution and on others' designs, fails on wrong ones."""
+"""The tests are tested: a check fails on the stub, passes on our solution and others', fails on wrong ones."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def cases(kind):
 
 
 def exercises():
-    return [pytest.param(number, e.name, id=f"{number}-{e.name}") for number, lab in LABS.items() for e in lab.exercises]
+    return [pytest.param(n, e.name, id=f"{n}-{e.name}") for n, lab in LABS.items() for e in lab.exercises]
 
 
 @pytest.mark.parametrize("number, name", exercises())

@@ -6,7 +6,7 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 
-from kvlab.lab import draw  # noqa: E402
+from kvlab.lab.draw import boxes as draw  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

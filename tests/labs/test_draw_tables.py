@@ -6,7 +6,8 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
-from kvlab.lab.draw_tables import draw_tables, picture, sliders  # noqa: E402
+from kvlab.lab.draw.tables import draw_tables  # noqa: E402
+from kvlab.lab.show import picture, player, sliders  # noqa: E402
 
 
 def boxes(tables):
@@ -93,6 +94,22 @@ def test_a_slider_may_choose_among_names(monkeypatch):
     assert made[0].options == ("24 GB", "80 GB")
     made[0].value = "24 GB"
     assert drawn == [{"gpu": "80 GB", "context": 4}, {"gpu": "24 GB", "context": 4}]
+
+
+def test_a_player_draws_the_step_it_shows(monkeypatch):
+    widgets = pytest.importorskip("ipywidgets")
+    shown, drawn, made = Shown(), [], []
+
+    class Slider(widgets.IntSlider):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(widgets, "IntSlider", Slider)
+    monkeypatch.setattr("IPython.display.display", shown)
+    player("abc", lambda ax, step: drawn.append(step))
+    made[0].value = 2
+    assert drawn == [0, 2] and made[0].max == 2
 
 
 def test_a_picture_has_words_and_is_closed(monkeypatch):

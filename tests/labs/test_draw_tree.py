@@ -7,7 +7,7 @@ matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
 from kvlab.blocks import KVCacheBlock  # noqa: E402
-from kvlab.lab.draw_tree import draw_tree  # noqa: E402
+from kvlab.lab.draw.tree import draw_tree  # noqa: E402
 from kvlab.prefix.radix_steps import add, take_out  # noqa: E402
 from kvlab.prefix.radix_tree import RadixNode  # noqa: E402
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvlab.lab import play_reuse as reuse
-from kvlab.lab.play_reuse import ask, make_engine, play
+from kvlab.lab.scenes import reuse
+from kvlab.lab.scenes.reuse import ask, make_engine, play
 from kvlab.prefix import HashChainIndex, block_keys, new_keys
 
 

@@ -9,7 +9,7 @@ from kvlab.blocks.sharing import fork
 pytest.importorskip("matplotlib").use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
-from kvlab.lab.play_sharing import Play, beam_searches, draw_moments  # noqa: E402
+from kvlab.lab.scenes.sharing import Play, beam_searches, draw_moments  # noqa: E402
 
 
 def without_barrier(pool, table, start, num_tokens, block_size):
@@ -62,7 +62,7 @@ def test_a_search_played_again_gives_the_account_of_the_engine(monkeypatch, torc
     if torch_is_there:
         pytest.importorskip("torch"), pytest.importorskip("transformers")
     else:
-        monkeypatch.setattr("kvlab.lab.play_sharing.find_spec", lambda name: None)
+        monkeypatch.setattr("kvlab.lab.scenes.sharing.find_spec", lambda name: None)
     ((_, search),) = beam_searches([(10, 12, 3)], block_size=4).items()
     assert len(search.parents) == 11  # after the last step nobody lives on
     pool, tables, num_copies = BlockPool(100), [[]], 0

@@ -5,8 +5,19 @@ import random
 import pytest
 
 from kvlab.blocks import OutOfBlocks
-from kvlab.lab.play_tree import (
-    LeafCache, NamelessFirst, QueueCache, chats, endless, findable, join, plans, record_turns, serve, strangers, words,
+from kvlab.lab.scenes.tree import (
+    LeafCache,
+    NamelessFirst,
+    QueueCache,
+    chats,
+    endless,
+    findable,
+    join,
+    plans,
+    record_turns,
+    serve,
+    strangers,
+    words,
 )  # fmt: skip
 from kvlab.prefix import HashChainIndex, RadixTreeIndex
 from kvlab.prefix.radix_steps import leaf_to_evict

@@ -9,8 +9,7 @@
 Who owns a block is told by letter, what state it is in by outline and hatch; colour only helps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from io import BytesIO
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 COLOURS = dict(zip("ABCDEF", ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#CC79A7", "#D55E00"), strict=True))
@@ -181,33 +180,3 @@ def _bare(ax: Any, xlim: tuple[float, float], ylim: tuple[float, float]) -> None
     ax.set_xlim(*xlim)
     ax.set_ylim(*ylim)
     ax.axis("off")
-
-
-def player(frames: Sequence[Any], draw: Callable[[Any, int], None], size: tuple[float, float] = (9, 2.6)) -> Any:
-    """A slider over `frames`: draw(ax, i) draws frame i. Where widgets do not run, a line of text stands for it."""
-    try:
-        import ipywidgets
-    except ImportError:
-        return f"(ipywidgets would show a slider over {len(frames)} frames here)"
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    def png(i: int) -> bytes:
-        figure = Figure(figsize=size, dpi=100, layout="constrained")
-        draw(FigureCanvasAgg(figure).figure.add_subplot(), i)
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png")
-        return buffer.getvalue()
-
-    class SliderOverFrames(ipywidgets.VBox):
-        def _repr_mimebundle_(self, **kwargs):
-            bundle = super()._repr_mimebundle_(**kwargs)
-            note = f"(a slider over {len(frames)} frames: open the notebook in Jupyter and run this cell to move it)"
-            data = bundle[0] if isinstance(bundle, tuple) else bundle
-            data |= {"text/plain": note, "text/html": f"<i>{note}</i>"}
-            return bundle
-
-    slider = ipywidgets.IntSlider(0, 0, len(frames) - 1, description="step", continuous_update=True)
-    image = ipywidgets.Image(value=png(0), format="png")
-    slider.observe(lambda change: setattr(image, "value", png(change["new"])), "value")
-    return SliderOverFrames([slider, image])

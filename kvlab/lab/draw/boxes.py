@@ -59,7 +59,7 @@ def box_rows(rows: Sequence[Row], title: str = "", width: float = 0.8, notes: Se
     if title:
         ax.set_title(title, loc="left", fontsize=12)
     if alt:
-        from kvlab.lab.draw_tables import picture
+        from kvlab.lab.show import picture
 
         figure.tight_layout()
         picture(figure, alt)

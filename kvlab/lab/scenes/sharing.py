@@ -15,7 +15,7 @@ from typing import Any
 
 from kvlab.blocks import BlockPool, KVCacheBlock, OutOfBlocks
 from kvlab.config import EngineConfig
-from kvlab.lab.draw_tables import draw_tables
+from kvlab.lab.draw.tables import draw_tables
 from kvlab.parts import Parts
 from kvlab.sampling_params import BeamSearchParams
 from kvlab.schedule.beam import BeamMemory, beam_request

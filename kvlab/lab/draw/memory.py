@@ -8,7 +8,6 @@ mark differs in its pattern too, so that a greyscale print can be read.
 """
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from kvlab.arena import Moment, Span
@@ -107,36 +106,6 @@ def waste_bars(ax: Any, schemes: Mapping[str, Mapping[str, float]]) -> None:
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.tick_params(left=False)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Show rows of short texts as a table; plain columns where there is no HTML."""
-    from IPython.display import display
-
-    cells = [[str(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    lines = ["  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in [list(heads), *cells]]
-    styles = ["text-align:left;white-space:nowrap", *["text-align:left"] * (len(heads) - 1)]
-    marked = [
-        "".join(f"<{tag} style='{style}'>{escape(value)}</{tag}>" for value, style in zip(row, styles, strict=True))
-        for tag, row in [("th", heads), *(("td", row) for row in cells)]
-    ]
-    head, *body = (f"<tr>{row}</tr>" for row in marked)
-    html = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
-    display({"text/plain": "\n".join(lines), "text/html": html}, raw=True)
-
-
-def ledger(heads: Sequence[str], verdicts: Sequence[str], rows: Sequence[tuple[str, str, str, bool, str]]) -> None:
-    """Show what a text says beside what we found. rows: where, the text's words, ours, do they agree?, condition.
-
-    verdicts: three words, for "holds", "holds if" (there is a condition) and "contradicted".
-    """
-    holds, holds_if, contradicted = verdicts
-    said = [
-        (where, says, found, (holds_if if condition else holds) if agrees else contradicted, condition)
-        for where, says, found, agrees, condition in rows
-    ]
-    table(heads, said)
 
 
 def _number(owner: object) -> int:

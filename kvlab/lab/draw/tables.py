@@ -12,10 +12,7 @@ move. Colours are Okabe-Ito's; shared, private, published and new
 differ in outline and pattern too, so that a greyscale print can be read.
 """
 
-import base64
-from collections.abc import Callable, Collection, Mapping, Sequence
-from html import escape
-from io import BytesIO
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 HUES = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
@@ -89,63 +86,3 @@ def _as_tree(tables: Mapping[str, Sequence[int]]) -> list[str]:
         return [name for part in parts for name in part]
 
     return group(list(tables), 0)
-
-
-def picture(figure: Any, alt: str) -> None:
-    """Show `figure`, with `alt` to be read in its place."""
-    from IPython.display import display
-
-    display(_image(figure, alt), raw=True)
-
-
-Range = tuple[int, int, int] | tuple[Sequence[str], str]
-
-
-def sliders(draw: Callable[..., Any], alt: str = "a figure with sliders", **ranges: Range) -> None:
-    """A slider for each of `ranges` above the figure that draw(**values) returns.
-
-    A range is (first, last, start) for whole numbers, or (names, start) for a list of names to choose from.
-    The figure is drawn anew as a slider moves. It is an output of its own beside the sliders, so a saved page, where
-    nothing moves, still has it.
-    """
-    from IPython.display import display
-
-    first = _image(draw(**{name: values[-1] for name, values in ranges.items()}), alt)
-    bars = {}
-    try:
-        from ipywidgets import VBox
-    except ImportError:
-        pass
-    else:
-        bars = {name: _bar(name, values) for name, values in ranges.items()}
-        note = {"text/plain": "(sliders)", "text/html": "<i>Run this cell, and sliders move the figure.</i>"}
-        display(VBox([*bars.values()])._repr_mimebundle_() | note, raw=True)
-    shown = display(first, raw=True, display_id=True)
-
-    def moved(_: Any) -> None:
-        shown.update(_image(draw(**{name: bar.value for name, bar in bars.items()}), alt), raw=True)
-
-    for bar in bars.values():
-        bar.observe(moved, names="value")
-
-
-def _bar(name: str, values: Range) -> Any:
-    from ipywidgets import Dropdown, IntSlider
-
-    if len(values) == 2:
-        names, start = values
-        return Dropdown(options=list(names), value=start, description=name)
-    low, high, start = values
-    return IntSlider(start, low, high, description=name)
-
-
-def _image(figure: Any, alt: str) -> dict[str, str]:
-    """`figure` as an output; the figure is closed. HTML, because a saved page keeps no words beside a bare PNG."""
-    import matplotlib.pyplot as plt
-
-    data = BytesIO()
-    figure.savefig(data, format="png", dpi=110)
-    plt.close(figure)
-    source = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-    html = f'<img alt="{escape(alt)}" style="max-width:100%" src="{source}">'
-    return {"text/plain": alt, "text/html": html}

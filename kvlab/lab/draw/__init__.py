@@ -1,0 +1,8 @@
+"""What the labs draw, on matplotlib axes. Okabe and Ito's colours, and a pattern beside each.
+
+    memory   who holds which slots, and the kinds of waste (lab 02)
+    pool     blocks, queue, addresses, layouts (03)
+    tables   block tables over shared blocks (04)
+    boxes    rows of boxes, the pool over time (05)
+    tree     a radix tree (06)
+"""
