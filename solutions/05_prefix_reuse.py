@@ -317,7 +317,8 @@ class PrefixIndex(PrefixIndexBase):
 
         A key that is taken stays with its first publisher, and a block that has a name keeps
         it: leave both alone, and go on with the next block.
-        Tokens beyond the blocks are ignored. ValueError, and nothing changed, if `tokens` do not fill all `blocks`.
+        Tokens beyond the blocks are ignored.
+        ValueError, and nothing changed, if `tokens` do not fill all `blocks`.
         (cursor is for the last exercise: ignore it.)
         """
         ### BEGIN SOLUTION
