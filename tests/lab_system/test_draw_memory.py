@@ -66,7 +66,7 @@ def test_a_letter_over_dots_has_a_white_ground(ax):
 
 def test_a_ledger_says_what_holds(monkeypatch):
     shown = []
-    monkeypatch.setattr(draw, "table", lambda heads, rows: shown.extend(rows))
+    monkeypatch.setattr(show, "table", lambda heads, rows: shown.extend(rows))
     same, other = ("a", "a", True), ("a", "b", False)
     rows = [("1", *same, ""), ("2", *same, "c"), ("3", *other, ""), ("4", *other, "c")]
     show.ledger(("w", "s", "f", "v", "c"), ("yes", "if", "no"), rows)
