@@ -109,8 +109,8 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"memory at most: {peak:.0f} MiB; load now {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if args.json:
-        report = {"command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-                  "requests": number, "results": results, "peak_mib": round(peak), "cpu": processor(),
+        report = {"command": "python benchmarks/simulator.py" + " --full" * args.full, "requests": number,
+                  "results": results, "peak_mib": round(peak), "cpu": processor(),
                   "cores": os.cpu_count(), "load": os.getloadavg()[0], "versions": versions()}  # fmt: skip
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 
