@@ -252,7 +252,8 @@ check("attend_next")
 # It computes `tokens` as the continuation of what is in `cache`, adds their K and V to the cache, and returns one
 # number for each word of the vocabulary (词表). The largest is the model's guess. `Cache()` makes an empty one.
 #
-# Write both ways. They must give the same tokens, and the check counts how many tokens you send through the model.
+# Write both ways. They must give the same tokens, and the check counts how many tokens you send through the model,
+# and in how many calls.
 
 # %% ex="decode"
 def decode_without_cache(model, prompt, num_tokens):
@@ -343,7 +344,7 @@ for num_tokens in (1, 1000, 32_000):
 # tokens before.
 #
 # A model is described by its shape. `TINY` is so small that you can count it by hand. Its attention heads have 4 · 3 =
-# 12 numbers, which is not its hidden_size: that is on purpose, and real models have it, too.
+# 12 numbers, which is not its hidden_size: that is on purpose, and some real models are made so.
 
 # %%
 from kvlab.sizing import ModelShape
@@ -355,6 +356,8 @@ print("weights in the output matrix:", TINY.vocab_size * TINY.hidden_size)
 print("bytes of K and V for one token, all layers:", TINY.kv_bytes_per_token(2))
 
 # %% [markdown]
+# ### Exercise 5: the operations of a step
+#
 # Three things take operations. A multiplication and an addition count as two, and are called FLOP (浮点运算).
 #
 # 1. **Matrices.** Each new token passes every weight of the layers once: 2 FLOP a weight.
@@ -455,6 +458,11 @@ for what, step in (("prefill of 2000 tokens", [(2000, 0)]), ("one decode", decod
 for name, gpu in GPUS.items():
     print(f"{name:9} {gpu.peak_flops / 1e12:5.0f} TFLOP/s  {gpu.bandwidth / 1e12:5.2f} TB/s  "
           f"balance {gpu.balance:4.0f} FLOP per byte")
+
+# %% [markdown]
+# ### Exercise 7: the roofline
+#
+# Two short functions: what work of a given intensity can reach, and how long a step takes at least.
 
 # %% ex="roofline"
 def attainable_flops(gpu, flop_per_byte):

@@ -141,8 +141,8 @@ class Attend(Exercise):
     def explain(self, op, expected, got):
         _, q, keys, values = op
         if isinstance(got, str) and got.endswith("changed"):
-            return say("q, keys and values are the cache, and later positions need them as they were: put the result "
-                       "into a new list.")
+            return say("keys and values are the cache, and later positions need them as they were: put the result "
+                       "into a new list, and leave what is given alone.")
         if not isinstance(got, list) or len(got) != len(values[0]):
             return say("Return a list of {n} numbers, as long as each value.", n=len(values[0]))
         dots = [sum(map(float.__mul__, q, k)) for k in keys]
@@ -335,8 +335,8 @@ class Decode(Exercise):
             return say("The model saw some tokens twice: it computes the tokens you give it *behind* those in the "
                        "cache. So give it either all tokens and an empty cache, or the new ones and the old cache.")
         if with_cache and got["calls"] == op[2] and computed == want:
-            return say("As many tokens went in as should. Was the cache empty at the start of this call, and was the "
-                       "whole text behind it at each step? The next token is the index of the largest logit.")
+            return say("As many tokens went in as should. Was the cache empty at the start of this call, and did "
+                       "each step go on behind the one before? The next token is the index of the largest logit.")
         return say("The model must see the whole text, in order: all of it at each step, or what is new behind what "
                    "the cache holds. The next token is the index of the largest logit.")  # fmt: skip
 
