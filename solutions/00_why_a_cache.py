@@ -260,7 +260,7 @@ def decode_without_cache(model, prompt, num_tokens):
     """The next num_tokens tokens, where every step computes the whole text again.
 
     model: see above. prompt: a list of 1 or more tokens; it is not changed. num_tokens: 0 or
-    more: exactly as many steps, each with one call of model.forward; no token means "end".
+    more: exactly as many steps, each with one call of model.forward. No token ends the text.
 
     Returns the list of new tokens, without the prompt. In each step the next token is the index
     of the largest logit.
