@@ -49,15 +49,15 @@ print(f"at most, in truth: {in_truth:8,.0f} tokens a second for a single user")
 # only an outline is not computed again: the step just looks at what was kept of it. The numbers above are positions.
 
 # %%
-from kvlab.lab import draw_costs
-from kvlab.lab.draw_costs import Diary
-from kvlab.lab.draw_tables import picture
+from kvlab.lab.draw import costs
+from kvlab.lab.draw.costs import Diary
+from kvlab.lab.show import picture
 from kvlab.primer import Cache, ToyDecoder, matvec
 
 slow, fast = Diary(), Diary()
 print("Without a cache it writes", primer.decode_without_cache(slow, [3, 1, 4, 1, 5], 4))
 print("With a cache it writes   ", primer.decode_with_cache(fast, [3, 1, 4, 1, 5], 4))
-picture(draw_costs.two_ways(slow.steps, fast.steps),
+picture(costs.two_ways(slow.steps, fast.steps),
         "Four steps as rows of boxes. Without a cache 5, 6, 7 and 8 tokens are computed, "
         "26 in all; with a cache 5, 1, 1 and 1, which is 8.")
 
@@ -311,7 +311,7 @@ def multiply_adds(new, computed, dim=8, layers=2):
     return layers * (3 * dim**2 * new + 2 * dim * pairs)
 
 
-picture(draw_costs.step_costs(slow, fast, multiply_adds),
+picture(costs.step_costs(slow, fast, multiply_adds),
         "Without a cache, a step's multiply-adds rise from 2 to 91 thousand in 60 steps; the "
         "sum is 2,259 thousand. With a cache they stay below 3; the sum is 91.")
 
@@ -496,7 +496,7 @@ check("roofline")
 
 # %%
 roof, seconds = lab.best("attainable_flops"), lab.best("step_seconds")
-roofline = draw_costs.Roofline(roof, intensity)
+roofline = costs.Roofline(roof, intensity)
 decodes = {f"{b} decode" + "s" * (b > 1): [(1, 500)] * b for b in (1, 8, 64, 128)}
 steps = decodes | {"prefill, 2000 tokens": [(2000, 0)]}
 picture(roofline.draw(H100, "H100", QWEN, steps),
@@ -565,7 +565,7 @@ sliders(show, "One dot under the H100's roof: 128 decodes with 1000 tokens each.
 # %%
 LLAMA2 = model_shape("Llama-2-7B")
 chips = {"H100": H100, "A100": GPUS["A100"]}
-picture(draw_costs.batches(intensity, {"Llama-2-7B": LLAMA2, "Qwen2.5-7B": QWEN}, chips),
+picture(costs.batches(intensity, {"Llama-2-7B": LLAMA2, "Qwen2.5-7B": QWEN}, chips),
         "Intensity over the batch. With 16 tokens each it keeps rising in both models. With "
         "4000, Llama-2-7B stops near 7 and Qwen2.5-7B near 65; the balances are 153 and 295.")
 
@@ -585,17 +585,17 @@ picture(draw_costs.batches(intensity, {"Llama-2-7B": LLAMA2, "Qwen2.5-7B": QWEN}
 # little; the ratio means a lot.
 
 # %%
-from kvlab.lab import play_decode
+from kvlab.lab.scenes.decode import Meter, available
 
 count = lab.best("num_projected")
 says = f"your formula says {count(20, 40, False)} and {count(20, 40, True)}"
-if play_decode.available():
-    meter = play_decode.Meter()
+if available():
+    meter = Meter()
     sent = meter.tokens(20, 40)
     print("40 tokens after a prompt of 20, the same both ways:", sent.same)
     print(f"through the model: {sent.anew} tokens without reuse, {sent.decoded} with; {says}")
     measured = meter.times((32, 64, 128, 256, 512, 1024))
-    picture(draw_costs.engine_times(measured),
+    picture(costs.engine_times(measured),
             "Processor time of one token. Decoded it stays about the same from 32 to 1,024 "
             "tokens; computed anew it grows with the text.")
 else:
@@ -618,7 +618,7 @@ else:
 # optional and comes after the table; the cells that compute the table are folded.
 
 # %% fold="yes"
-from kvlab.lab.draw_memory import table as show_table
+from kvlab.lab.show import table as show_table
 
 LLAMA3, A100, RTX = model_shape("Llama-3-8B"), GPUS["A100"], GPUS["RTX 4090"]
 ledger = []

@@ -7,8 +7,8 @@ matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
 from kvlab import primer  # noqa: E402
-from kvlab.lab import draw_costs  # noqa: E402
-from kvlab.lab.draw_costs import BLUE, RED, Diary  # noqa: E402
+from kvlab.lab.draw import costs  # noqa: E402
+from kvlab.lab.draw.costs import BLUE, RED, Diary  # noqa: E402
 from kvlab.primer import GPUS  # noqa: E402
 from kvlab.sizing import model_shape  # noqa: E402
 
@@ -56,7 +56,7 @@ def test_a_diary_takes_any_layer_function():
 
 
 def test_a_filled_box_is_a_token_that_is_computed(diaries):
-    axes = draw_costs.two_ways(*(diary.steps for diary in diaries)).axes
+    axes = costs.two_ways(*(diary.steps for diary in diaries)).axes
     fills = [sum(box.get_facecolor() == matplotlib.colors.to_rgba(colour) for box in ax.patches)
              for ax, colour in zip(axes, (RED, BLUE), strict=True)]  # fmt: skip
     assert fills == [18, 6] and [len(ax.patches) for ax in axes] == [18, 18]
@@ -64,7 +64,7 @@ def test_a_filled_box_is_a_token_that_is_computed(diaries):
 
 
 def test_dots_are_what_was_counted_and_lines_what_the_formula_says(diaries):
-    each, total = draw_costs.step_costs(*diaries, lambda new, computed: 1000 * new).axes
+    each, total = costs.step_costs(*diaries, lambda new, computed: 1000 * new).axes
     lines, dots = each.lines[::2], each.lines[1::2]
     assert list(lines[0].get_ydata()) == [3, 4, 5, 6] and list(lines[1].get_ydata()) == [3, 1, 1, 1]
     assert [list(line.get_ydata()) for line in dots] == [[diary.costs[0] / 1000] for diary in diaries]
@@ -73,7 +73,7 @@ def test_dots_are_what_was_counted_and_lines_what_the_formula_says(diaries):
 
 
 def test_the_roofline_uses_the_callers_functions_and_tells_decodes_from_prefills():
-    roofline = draw_costs.Roofline(lambda gpu, x: gpu.peak_flops / 4, lambda shape, step: 10.0 * len(step))
+    roofline = costs.Roofline(lambda gpu, x: gpu.peak_flops / 4, lambda shape, step: 10.0 * len(step))
     ax = roofline.draw(H100, "H100", QWEN, {"two": [(1, 9)] * 2, "long": [(9, 0)]}, "a title").axes[0]
     assert {"two: 25%", "long: 25%", "H100: 989 TFLOP/s", "balance\n295"} <= set(texts(ax))
     assert ax.get_title(loc="left") == "a title"
@@ -82,19 +82,19 @@ def test_the_roofline_uses_the_callers_functions_and_tells_decodes_from_prefills
 
 
 def test_a_small_share_is_not_shown_as_zero():
-    roofline = draw_costs.Roofline(primer.attainable_flops, primer.intensity)
+    roofline = costs.Roofline(primer.attainable_flops, primer.intensity)
     assert "1 decode: 0.34%" in texts(roofline.draw(H100, "H100", QWEN, {"1 decode": [(1, 500)]}).axes[0])
 
 
 def test_batches_have_a_line_for_each_context_and_each_chip():
     shapes = {"Qwen2.5-7B": QWEN, "Llama-2-7B": model_shape("Llama-2-7B")}
-    axes = draw_costs.batches(primer.intensity, shapes, {"H100": H100}, (16, 500)).axes
+    axes = costs.batches(primer.intensity, shapes, {"H100": H100}, (16, 500)).axes
     assert [texts(ax) for ax in axes] == [["16 tokens", "500 tokens", "balance, H100: 295"]] * 2
     assert axes[0].lines[1].get_ydata()[-1] == primer.intensity(QWEN, [(1, 500)] * 1024)
     assert axes[1].get_title(loc="left").startswith("Llama-2-7B: 512 KiB")
 
 
 def test_engine_times_are_drawn_in_units_of_the_first_decode():
-    ax = draw_costs.engine_times({32: (4.0, 2.0), 64: (10.0, 3.0)}).axes[0]
+    ax = costs.engine_times({32: (4.0, 2.0), 64: (10.0, 3.0)}).axes[0]
     assert [list(line.get_ydata()) for line in ax.lines] == [[2.0, 5.0], [1.0, 1.5]]
     assert texts(ax) == ["computed anew: 5.0", "decoded: 1.5"]

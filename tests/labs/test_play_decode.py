@@ -2,21 +2,21 @@
 
 import pytest
 
-from kvlab.lab import play_decode
+from kvlab.lab.scenes import decode
 from kvlab.primer import num_projected
 
 
 def test_the_engine_is_available_where_its_libraries_are(monkeypatch):
-    monkeypatch.setattr(play_decode, "find_spec", lambda name: object())
-    assert play_decode.available()
-    monkeypatch.setattr(play_decode, "find_spec", lambda name: None if name == "torch" else object())
-    assert not play_decode.available()
+    monkeypatch.setattr(decode, "find_spec", lambda name: object())
+    assert decode.available()
+    monkeypatch.setattr(decode, "find_spec", lambda name: None if name == "torch" else object())
+    assert not decode.available()
 
 
 def test_both_ways_make_the_same_tokens_and_threads_are_put_back():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    meter = play_decode.Meter()
+    meter = decode.Meter()
     sent = meter.tokens(7, 5)
     assert sent == (num_projected(7, 5, False), num_projected(7, 5, True), True)
     threads = torch.get_num_threads()

@@ -5,7 +5,7 @@
     Roofline     steps as dots under a GPU's roof            batches      intensity over the size of a batch
     engine_times what a token took, computed anew and decoded
 
-Each function returns a figure, for kvlab.lab.draw_tables.picture to show.
+Each function returns a figure, for kvlab.lab.show.picture to show.
 """
 
 from collections.abc import Callable, Mapping, Sequence
