@@ -1,5 +1,6 @@
 """What the labs draw, on matplotlib axes. Okabe and Ito's colours, and a pattern beside each.
 
+    costs    steps of a decode, their cost, the roofline (lab 00)
     memory   who holds which slots, and the kinds of waste (lab 02)
     pool     blocks, queue, addresses, layouts (03)
     tables   block tables over shared blocks (04)

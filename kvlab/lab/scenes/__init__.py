@@ -1,5 +1,6 @@
 """What the labs play: small worlds around what the student writes, from seeds, so that every number comes again.
 
+    decode     a token by the engine, computed anew and decoded (lab 00)
     sharing    samples and beams word by word (lab 04)      reuse    chats and agents before a prefix cache (05)
     tree       traffic through caches with several rules of eviction (06)
 """

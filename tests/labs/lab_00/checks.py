@@ -14,6 +14,7 @@ LAB = LabInfo(title=say("Why a cache"), sections="L33 0, 3.4; PAV 1")
 SHAPES = MODELS | {"TINY": ModelShape(10, 5, 6, 3, 4, 1, 3)}
 GPU_TABLE = GPUS | {"TOY": GPU(1000.0, 10.0, 10_000)}
 HALVES = st.integers(-6, 6).map(lambda i: i / 2)
+ZERO_INSIDE = [9, 8]  # 0, 11, 14, 3 follow
 STEPS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=3)
 
 
@@ -86,9 +87,10 @@ class NumProjected(Exercise):
 class Attend(Exercise):
     """Attention of one query."""
 
-    name, points, minutes, section = "attend", 4, 15, "L33 3.4"
+    name, points, minutes, section = "attend", 4, 18, "L33 3.4"
     defines = ("attend",)
     ours = {"attend": "kvlab.primer:attend"}
+    driver = "AttendDriver"
     hints = (
         say("Three passes over the positions: a score for each key, a weight for each score, and the weighted sum of "
             "the values."),
@@ -111,6 +113,8 @@ class Attend(Exercise):
                       "scores?")),
         Trace((), (("attend", [-1000.0], [[1.0], [2.0]], [[5.0], [7.0]]),),
               why=say("Scores of -1000 and -2000: every exp is 0, and 0 / 0 is an error. Subtract the largest score.")),
+        Trace((), (("attend", [1000.0], [[0.0], [1.0]], [[5.0], [7.0]]),),
+              why=say("Scores of 0 and 1000: the largest need not be the first.")),
     )  # fmt: skip
 
     class Oracle:
@@ -136,6 +140,9 @@ class Attend(Exercise):
 
     def explain(self, op, expected, got):
         _, q, keys, values = op
+        if isinstance(got, str) and got.endswith("changed"):
+            return say("keys and values are the cache, and later positions need them as they were: put the result "
+                       "into a new list, and leave what is given alone.")
         if not isinstance(got, list) or len(got) != len(values[0]):
             return say("Return a list of {n} numbers, as long as each value.", n=len(values[0]))
         dots = [sum(map(float.__mul__, q, k)) for k in keys]
@@ -149,7 +156,8 @@ class Attend(Exercise):
 
         d = len(q)
         if d > 1 and all_close(mix(dots), got):
-            return say("The scores are not scaled: divide q . k by sqrt(d), here sqrt({d}).", d=d)
+            return say("The scores are not scaled, or not by d: divide q . k by sqrt(d), the length of q, here "
+                       "sqrt({d}).", d=d)  # fmt: skip
         if d > 1 and all_close(mix([s / d for s in dots]), got):
             return say("The scores are divided by d = {d}; the scale is sqrt(d).", d=d)
         if d > 1 and all_close(mix([s * math.sqrt(d) for s in dots]), got):
@@ -246,7 +254,7 @@ class AttendNext(Exercise):
 class Decode(Exercise):
     """Decode without a cache, and with one."""
 
-    name, points, minutes, section = "decode", 4, 12, "L33 3.4"
+    name, points, minutes, section = "decode", 4, 15, "L33 3.4"
     defines = ("decode_without_cache", "decode_with_cache")
     ours = {
         "decode_without_cache": "kvlab.primer:decode_without_cache",
@@ -268,6 +276,9 @@ class Decode(Exercise):
         Trace((), (("decode_with_cache", [3, 1], 3),)),
         Trace((), (("decode_without_cache", [3, 1, 4], 0),)),
         Trace((), (("decode_with_cache", [3, 1, 4], 0),)),
+        Trace((), (("decode_with_cache", ZERO_INSIDE, 4),),
+              why=say("Token 0 is a token as any other: it does not end the text.")),
+        Trace((), (("decode_without_cache", ZERO_INSIDE, 4),)),
         Trace((), (("decode_with_cache", [3, 1, 4], 2), ("decode_with_cache", [5, 9], 2)),
               why=say("Two requests, one after the other: the second one must not see the first one's cache.")),
     )
@@ -283,10 +294,11 @@ class Decode(Exercise):
             return tokens[len(prompt) :]
 
         def decode_without_cache(self, prompt, n):
-            return {"tokens": self._tokens(prompt, n), "computed": sum(len(prompt) + i for i in range(n))}
+            computed = sum(len(prompt) + i for i in range(n))
+            return {"tokens": self._tokens(prompt, n), "computed": computed, "calls": n}
 
         def decode_with_cache(self, prompt, n):
-            return {"tokens": self._tokens(prompt, n), "computed": len(prompt) + n - 1 if n else 0}
+            return {"tokens": self._tokens(prompt, n), "computed": len(prompt) + n - 1 if n else 0, "calls": n}
 
     def traces(self):
         prompts = st.lists(st.integers(0, 28), min_size=1, max_size=5)
@@ -304,6 +316,9 @@ class Decode(Exercise):
         if op[2] == 0:
             return say("No token is asked for: return an empty list, and compute nothing.")
         if got["tokens"] == expected["tokens"]:
+            if computed == want:
+                return say("The tokens are right, in {got} calls of model.forward where {n} do, one for each new "
+                           "token: the prompt goes in at once, in the prefill.", got=got["calls"], n=op[2])
             if not with_cache:
                 return say("The tokens are right, but {got} went through the model, and without a cache it is {want}: "
                            "every step computes the whole text, in a cache of its own.", got=computed, want=want)
@@ -319,6 +334,9 @@ class Decode(Exercise):
         if computed > want:
             return say("The model saw some tokens twice: it computes the tokens you give it *behind* those in the "
                        "cache. So give it either all tokens and an empty cache, or the new ones and the old cache.")
+        if with_cache and got["calls"] == op[2] and computed == want:
+            return say("As many tokens went in as should. Was the cache empty at the start of this call, and did "
+                       "each step go on behind the one before? The next token is the index of the largest logit.")
         return say("The model must see the whole text, in order: all of it at each step, or what is new behind what "
                    "the cache holds. The next token is the index of the largest logit.")  # fmt: skip
 
@@ -340,7 +358,7 @@ class _Cost(Exercise):
 class StepFlops(_Cost):
     """The arithmetic of a step."""
 
-    name, points, minutes = "step_flops", 4, 15
+    name, points, minutes = "step_flops", 4, 20
     defines = ("step_flops",)
     ours = {"step_flops": "kvlab.primer:step_flops"}
     hints = (
@@ -381,6 +399,8 @@ class StepFlops(_Cost):
     def explain(self, op, expected, got):
         if not isinstance(got, int | float):
             return say("Return a number of floating-point operations.")
+        if isinstance(got, float) and got == expected:
+            return say("Return a whole number: use // and not /.")
         s, step = SHAPES[op[1]], op[2]
         head, attention = 2 * s.vocab_size * s.hidden_size, 4 * s.num_hidden_layers * s.num_attention_heads * s.head_dim
         news = sum(new for new, _ in step)
@@ -397,10 +417,10 @@ class StepFlops(_Cost):
         if got * s.num_hidden_layers == expected * s.num_hidden_layers - attention * pairs * (s.num_hidden_layers - 1):
             return say("Every layer attends: times num_hidden_layers. (num_layer_weights is of all layers already.)")
         if got == expected + head * (news - len(step)):
-            return say("The head computes logits for one token of each sequence, the last, and not for every new "
+            return say("The output matrix makes logits for one token of each sequence, the last, and not for every new "
                        "token.")
         if got == expected - head * len(step) or got == expected - head * (len(step) - 1):
-            return say("The head's matrix (vocab_size x hidden_size) works once for each sequence.")
+            return say("The output matrix (vocab_size x hidden_size) works once for each sequence.")
         others = {
             sum(n * (c + n) for n, c in step): say("A new token does not look at those that come after it."),
             sum(n * c + n * (n - 1) // 2 for n, c in step): say("A token looks at itself, too."),
@@ -420,7 +440,7 @@ class StepFlops(_Cost):
         fewer_heads = s.num_attention_heads - s.num_key_value_heads
         if got == expected - attention * pairs * fewer_heads // s.num_attention_heads:
             return say("Heads that share K and V still each compute their own scores: count num_attention_heads here.")
-        return say("Three terms: matrices {matrices} (each new token), head {head} (each sequence), attention "
+        return say("Three terms: matrices {matrices} (each new token), output matrix {head} (each sequence), attention "
                    "{attention} ({pairs} pairs).", matrices=2 * s.num_layer_weights * news, head=head * len(step),
                    attention=attention * pairs, pairs=pairs)  # fmt: skip
 
@@ -433,7 +453,7 @@ class StepBytes(_Cost):
     ours = {"step_bytes": "kvlab.primer:step_bytes"}
     hints = (
         say("What is read once, however many sequences there are? What does each sequence bring?"),
-        say("Once: the layers' weights and the head. For each new token: one row of the embedding. For each sequence: "
+        say("Once: the layers' weights and the output matrix. For each new token: one row of the embedding. For each sequence: "
             "the K and V of all its tokens, old (read) and new (written)."),
         say("(num_layer_weights + vocab_size * hidden_size + hidden_size * all new tokens) * dtype_bytes + "
             "sum(computed + new) * shape.kv_bytes_per_token(dtype_bytes)."),
@@ -503,7 +523,7 @@ class StepBytes(_Cost):
             return say("Count entries, times dtype_bytes, once. kv_bytes_per_token(dtype_bytes) is in bytes already.")
         if got == expected + s.vocab_size * s.hidden_size * size - rows:
             return say("Of the embedding only the rows of the new tokens are read; the whole matrix stays where it is.")
-        return say("Weights and head, once: {weights} bytes. Rows of the embedding: {rows}. K and V, old and new: "
+        return say("Weights and output matrix, once: {weights} bytes. Rows of the embedding: {rows}. K and V, old and new: "
                    "{kv}.",
                    weights=weights, rows=rows, kv=sum(map(sum, step)) * kv)  # fmt: skip
 
@@ -578,7 +598,7 @@ class Roofline(_Cost):
 class BatchForBalance(_Cost):
     """How large a batch fills the GPU?"""
 
-    name, points, minutes, stretch = "batch_for_balance", 3, 20, True
+    name, points, minutes, stretch = "batch_for_balance", 3, 25, True
     defines = ("batch_for_balance",)
     ours = {"batch_for_balance": "kvlab.primer:batch_for_balance"}
     hints = (
@@ -634,5 +654,5 @@ class BatchForBalance(_Cost):
             return say("With {got} the intensity is still below the balance: round up.", got=got)
         if got == expected + 1:
             return say("One fewer is enough: round up, and not further.")
-        return say("Solve B * f >= balance * (W + B * b) for B. W is what the step moves even without any sequence: "
-                   "the weights.")  # fmt: skip
+        return say("Solve B * f >= balance * (W + B * b) for B. Two decodes move W + 2 * b, one moves W + b: the "
+                   "difference is b, and W is the rest.")  # fmt: skip

@@ -1,5 +1,7 @@
 """Lab 00: drives the student's functions with plain values. Runs in the child process."""
 
+from copy import deepcopy
+
 from kvlab.primer import GPU, GPUS, Cache
 from kvlab.sizing import MODELS, ModelShape
 
@@ -20,6 +22,19 @@ def rounded(value):
     return round(float(value), 4) + 0.0 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+class AttendDriver:
+    def __init__(self, student):
+        self.student = student
+
+    def attend(self, q, keys, values):
+        given = deepcopy((q, keys, values))
+        found = self.student.attend(q, keys, values)
+        for name, before, after in zip(("q", "keys", "values"), given, (q, keys, values), strict=True):
+            if before != after:
+                return f"{name} was changed"
+        return found
+
+
 class NextDriver:
     """One layer, and two sequences, 0 and 1, each with keys and values of its own."""
 
@@ -36,13 +51,13 @@ class NextDriver:
 class EchoModel:
     """A model that tells whether it was used well: its next token is a hash of all tokens in the cache, in order.
 
-    num_computed: tokens that went through it.
+    num_computed: tokens that went through it. num_calls: calls of forward.
     """
 
     vocab_size, max_len = VOCAB, 10_000
 
     def __init__(self):
-        self.num_computed = 0
+        self.num_computed = self.num_calls = 0
 
     def forward(self, tokens, cache):
         tokens = list(tokens)
@@ -55,6 +70,7 @@ class EchoModel:
         cache.keys[0] += [[float(token)] for token in tokens]
         cache.values[0] += [[float(token)] for token in tokens]
         self.num_computed += len(tokens)
+        self.num_calls += 1
         state = 7
         for (token,) in cache.keys[0]:
             state = (state * 31 + int(token) + 11) % 1_000_003
@@ -71,7 +87,7 @@ class DecodeDriver:
         tokens = function(model, given, num_tokens)
         if given != prompt:
             return "the prompt itself was changed"
-        return {"tokens": tokens, "computed": model.num_computed}
+        return {"tokens": tokens, "computed": model.num_computed, "calls": model.num_calls}
 
     def decode_without_cache(self, prompt, num_tokens):
         return self._run(self.student.decode_without_cache, prompt, num_tokens)

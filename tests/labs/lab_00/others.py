@@ -129,18 +129,13 @@ def attend_next(layer, x, keys, values):
     },
     "decode": {
         "new, then one": _DECODE,
-        "the prompt token by token": _DECODE.split("def decode_with_cache")[0] + '''
+        "behind what the cache holds": _DECODE.split("def decode_with_cache")[0] + '''
 def decode_with_cache(model, prompt, num_tokens):
-    if not num_tokens:
-        return []
-    cache = Cache()
-    for token in prompt:
-        logits = model.forward([token], cache)
-    output = [logits.index(max(logits))]
-    while len(output) < num_tokens:
-        logits = model.forward(output[-1:], cache)
-        output.append(logits.index(max(logits)))
-    return output
+    cache, text = Cache(), list(prompt)
+    for _ in range(num_tokens):
+        logits = model.forward(text[len(cache):], cache)
+        text.append(max(range(len(logits)), key=logits.__getitem__))
+    return text[len(prompt):]
 ''',
     },
     "step_flops": {
@@ -224,6 +219,14 @@ WRONG = {
         "the weights, not the mixture": _changed(
             _ATTEND, "    return [sum(w * v[i] for w, v in zip(weights, values)) for i in range(len(values[0]))]",
             "    return weights"),
+        "subtracts the first score": _changed(_ATTEND, "top = max(scores)", "top = scores[0]"),
+        "mixes into the first value": _changed(
+            _ATTEND, "    return [sum(w * v[i] for w, v in zip(weights, values)) for i in range(len(values[0]))]",
+            """    out = values[0]
+    mixed = [sum(w * v[i] for w, v in zip(weights, values)) for i in range(len(out))]
+    out[:] = mixed
+    return out"""),
+        "scaled by the length of a value": _changed(_ATTEND, "math.sqrt(len(q))", "math.sqrt(len(values[0]))"),
         "no exponential": _changed(_ATTEND, "math.exp(score - top)", "score - top + 1"),
         "powers of two": _changed(_ATTEND, "math.exp(score - top)", "2 ** (score - top)"),
     },
@@ -273,6 +276,22 @@ def decode_with_cache(model, prompt, num_tokens):
             logits = model.forward(output[-1:], cache)
     return output
 ''',
+        "the prompt token by token": _DECODE.split("def decode_with_cache")[0] + '''
+def decode_with_cache(model, prompt, num_tokens):
+    if not num_tokens:
+        return []
+    cache = Cache()
+    for token in prompt:
+        logits = model.forward([token], cache)
+    output = [logits.index(max(logits))]
+    while len(output) < num_tokens:
+        logits = model.forward(output[-1:], cache)
+        output.append(logits.index(max(logits)))
+    return output
+''',
+        "takes token 0 for the end": _changed(_DECODE, "        new = [token]", """        new = [token]
+        if not token:
+            break"""),
         "returns the prompt, too": _changed(_DECODE, "return tokens[len(prompt):]", "return tokens"),
         "writes into the prompt": _changed(_DECODE, "tokens = list(prompt)", "tokens, n = prompt, len(prompt)").replace(
             "return tokens[len(prompt):]", "return tokens[n:]"),
@@ -284,6 +303,7 @@ def decode_with_cache(model, prompt, num_tokens):
         "a multiply and an add are one": _changed(_FLOPS, "return flops", "return flops // 2"),
         "logits for each token": _changed(_FLOPS, "shape.vocab_size * shape.hidden_size",
                                           "shape.vocab_size * shape.hidden_size * new"),
+        "half a pair": _changed(_FLOPS, "// 2", "/ 2"),
         "one head for the batch": _changed(_FLOPS, "        flops += 2 * shape.vocab_size * shape.hidden_size\n",
                                            "").replace("flops = 0", "flops = 2 * shape.vocab_size * shape.hidden_size"),
         "no logits": _changed(_FLOPS, "        flops += 2 * shape.vocab_size * shape.hidden_size\n", ""),
