@@ -52,8 +52,11 @@ class _Failure(Exception):
         self.text = text
 
 
-def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "en") -> Result:
-    """Grade exercise `name` of `lab` by what the code cells define. Whatever they hold, it does not raise."""
+def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "en", are_runs: bool = False) -> Result:
+    """Grade exercise `name` of `lab` by what the code cells define. Whatever they hold, it does not raise.
+
+    are_runs: `cells` are what has been run so far, the same cell perhaps several times.
+    """
     exercise, started = lab[name], time.perf_counter()
     result = Result(exercise, passed=False, catalogue=lab.catalogue(lang))
     try:
@@ -61,8 +64,8 @@ def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "e
         result.passed = True
     except (_Failure, Lost) as failure:
         result.message = failure.text
-        if repeated := collect(cells, exercise.defines).repeated:
-            result.message = say("{message}\n({names} is defined in more than one cell; the last one counts.)",
+        if not are_runs and (repeated := collect(cells, exercise.defines).repeated):
+            result.message = say("{message}\n(More than one cell defines {names}; the last one counts.)",
                                  message=result.message, names=", ".join(repeated))  # fmt: skip
     result.seconds = time.perf_counter() - started
     return result
