@@ -159,7 +159,7 @@ class Lab:
     def _grade(self, exercise: Exercise, afresh: bool = False) -> Result:
         key = exercise.name, self._collect(exercise).text
         if afresh or key not in self._graded:
-            self._graded[key] = grade_exercise(self.spec, exercise.name, self._cells(), self.lang)
+            self._graded[key] = grade_exercise(self.spec, exercise.name, self._cells(), self.lang, are_runs=True)
         return self._graded[key]
 
     def _collect(self, exercise: Exercise) -> Definitions:

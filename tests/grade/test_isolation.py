@@ -117,8 +117,11 @@ def test_odd_but_right_notebooks_pass(cells):
 
 
 def test_a_name_that_two_cells_define_is_told():
-    assert "more than one cell" in graded(CDIV, "def cdiv(a, b):\n    return 0").render()
-    assert "more than one cell" not in graded("def cdiv(a, b):\n    return 0").render()
+    wrong = "def cdiv(a, b):\n    return 0"
+    assert "More than one cell defines cdiv" in graded(CDIV, wrong).render()
+    assert "More than one" not in graded(wrong).render()
+    twice = grade_exercise(LAB, "cdiv", [wrong, wrong], are_runs=True)
+    assert "More than one" not in twice.render(), "run twice is not defined twice"
 
 
 def test_numpy_is_welcome_and_other_compiled_packages_are_named():
