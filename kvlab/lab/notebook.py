@@ -6,11 +6,15 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from html import escape
 from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
+
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from kvlab import __version__
 from kvlab.grade import Definitions, Exercise, Result, collect, grade_exercise, load_lab, say
@@ -33,6 +37,8 @@ class Lab:
 
     def __init__(self, number: str, lang: str = "en", cells: Sequence[str] | None = None,
                  names: dict[str, Any] | None = None):  # fmt: skip
+        # hypothesis would leave a folder of its own beside the notebook.
+        set_hypothesis_home_dir(str(Path(tempfile.gettempdir()) / "kvlab-hypothesis"))
         self.spec, self.lang = load_lab(number), lang
         self._catalogue = self.spec.catalogue(lang)
         self._given = cells, names
