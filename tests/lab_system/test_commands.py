@@ -75,7 +75,7 @@ def test_start_and_update(repository):
     assert kvlab("lab", "start", "3", "--lang", "zh")[1].startswith("work/03_sample.zh.ipynb is yours now.")
     assert kvlab("lab", "update") == (0, "work/03_sample.ipynb: nothing new.\nwork/03_sample.zh.ipynb: nothing new.\n")
     work = repository / "work" / "03_sample.ipynb"
-    stub = 'raise NotImplementedError(\\"Lab 03, exercise 1: num_blocks, num_blocks\\")'
+    stub = 'raise NotImplementedError(\\"Lab 03, exercise 1: num_blocks\\")'
     text = work.read_text(encoding="utf-8")
     assert stub in text
     work.write_text(text.replace(stub, "return 42"), encoding="utf-8")
