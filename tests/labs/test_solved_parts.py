@@ -1,4 +1,4 @@
-"""What the solved labs build drives the engine: each lab's parts alone, all labs' parts together, a notebook as it is."""
+"""What the solved labs build drives the engine: the parts of each lab alone, and those of all labs together."""
 
 import pytest
 
