@@ -208,6 +208,11 @@ class Lab:
             (say("engine"), self._say(engine_found())),
             (say("kvlab"), f"{__version__}, Python {sys.version.split()[0]}"),
         ]  # fmt: skip
+        from kvlab.lab.yours import written_parts
+
+        if mine := written_parts(Path.cwd()):
+            told = ", ".join(f"{part} ({file})" for part, file in mine.items())
+            rows.append((say("written by you"), self._say(say("{parts}; all other parts are ours", parts=told))))
         for e in exercises:
             what = f"{self._say(say(e.title))} ({e.points} {self._say(say('points'))}, {e.minutes} min)"
             part = ", ".join(e.part)

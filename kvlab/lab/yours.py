@@ -55,6 +55,22 @@ def parts_from_notebook(path: str | Path, number: str | None = None) -> tuple[Pa
     return Parts(**{part: getattr(module, name) for part, name in names.items()}), found
 
 
+def written_parts(folder: Path) -> dict[str, str]:
+    """Part -> notebook, of all that is written in the notebooks NN_*.ipynb of `folder`. Reads them, runs nothing."""
+    written = {}
+    for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
+        try:
+            cells, metadata = notebook_cells(path)
+            exercises = load_lab(_number(path, metadata)).exercises
+        except ValueError:
+            continue  # no notebook, or not one of a lab that is here
+        for exercise in exercises:
+            definitions = collect(cells, exercise.defines)
+            if not definitions.missing and STUB not in definitions.text:
+                written |= dict.fromkeys(exercise.part, path.name)
+    return written
+
+
 def _number(path: Path, metadata: dict) -> str:
     said = metadata.get("kvlab")
     said = said.get("lab") if isinstance(said, dict) else None

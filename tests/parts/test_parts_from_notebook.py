@@ -101,6 +101,29 @@ class FreeQueue(list):
     assert whose(found)["free_queue"] == "does not pass its check: kvlab grade says why (exercise free_queue)"
 
 
+def test_what_is_written_in_a_folder(read, tmp_path):
+    read.write(QUEUE, STUB, BARRIER)
+    read.write("x = 1", name="88_of_no_lab.ipynb")
+    (tmp_path / "77_broken.ipynb").write_text("{")
+    assert yours.written_parts(tmp_path) == dict.fromkeys(("free_queue", "ensure_writable"), "77_sample.ipynb")
+
+
+def test_running_a_class_cell_again_leaves_nothing_of_the_old_class(capsys):
+    """lab.parts() and lab.best() are what the notebook defines now."""
+    from kvlab.lab import Lab
+
+    fork = "def fork(pool, blocks):\n    pool.touch(blocks)\n    return [b for b in blocks]"
+    barrier = "def ensure_writable(pool, table, index):\n    raise NotImplementedError(\"Lab 04, exercise 3: x\")"
+    cells, names = [fork, barrier], {}
+    lab = Lab("04", cells=cells, names=names)
+    exec(fork, names)
+    exec(barrier, names)
+    first = lab.parts().fork
+    assert first is names["fork"] is lab.best("fork") and lab.parts().ensure_writable is None
+    exec(fork, names)  # the cell is run again
+    assert lab.parts().fork is names["fork"] is not first
+
+
 def whose(found):
     return {one.part: "yours" if one.is_yours else one.why for one in found}
 
