@@ -8,14 +8,13 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
 from kvlab.grade.child import walls
 from kvlab.grade.definitions import notebook_cells
-from kvlab.grade.exercise import SPECS, LabSpec, lab_numbers, load_lab
+from kvlab.grade.exercise import SPECS, LabSpec, load_lab
 from kvlab.grade.judge import Result, as_json, grade_exercise
 from kvlab.grade.text import LANGUAGES, say
 
@@ -97,16 +96,15 @@ def _xml(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
-def lab_of(path: Path, metadata: dict, known: Sequence[str]) -> str:
+def lab_of(path: Path, metadata: dict) -> str:
     """The number of the lab that a notebook belongs to: it says so itself, or its file name begins with it."""
     own = metadata.get("kvlab")
-    number = str(own.get("lab", "")) if isinstance(own, dict) else ""
-    if number in known:
+    number = own.get("lab") if isinstance(own, dict) else None
+    if isinstance(number, str):
         return number
-    for candidate in re.findall(r"\d\d", path.stem):
-        if candidate in known:
-            return candidate
-    raise ValueError(f"{path} does not say which lab it is: name the lab with --lab, one of {', '.join(known)}")
+    if digits := re.search(r"\d\d", path.stem):
+        return digits.group()
+    raise ValueError(f"{path} does not say which lab it is of: name the lab, or let its file name begin with the number")
 
 
 def grade_notebook(path: str | Path, *, lab: str | None = None, lang: str | None = None,
@@ -115,7 +113,7 @@ def grade_notebook(path: str | Path, *, lab: str | None = None, lang: str | None
     """Grade all exercises of the notebook at `path`. ValueError if it cannot be read or its lab is unknown."""
     path = Path(path)
     cells, metadata = notebook_cells(path)
-    spec = load_lab(lab or lab_of(path, metadata, lab_numbers(specs)), specs)
+    spec = load_lab(lab or lab_of(path, metadata), specs)
     own = metadata.get("kvlab")
     told = own.get("lang") if isinstance(own, dict) else None
     lang = lang or (told if told in LANGUAGES else "en")

@@ -18,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kvlab.grade import Exercise, LabSpec, collect, grade_exercise, load_lab, notebook_cells
+from kvlab.grade.report import lab_of
 from kvlab.lab.notebook import STUB
 from kvlab.parts import KINDS, Parts
 
@@ -41,7 +42,7 @@ def parts_from_notebook(path: str | Path, number: str | None = None) -> tuple[Pa
     """
     path = Path(path)
     cells, metadata = notebook_cells(path)
-    spec = load_lab(number or _number(path, metadata))
+    spec = load_lab(number or lab_of(path, metadata))
     names: dict[str, str] = {}  # part -> name, of those that are yours so far
     found, module = [], None
     for exercise in spec.exercises:
@@ -61,7 +62,7 @@ def written_parts(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
         try:
             cells, metadata = notebook_cells(path)
-            exercises = load_lab(_number(path, metadata)).exercises
+            exercises = load_lab(lab_of(path, metadata)).exercises
         except ValueError:
             continue  # no notebook, or not one of a lab that is here
         for exercise in exercises:
@@ -69,16 +70,6 @@ def written_parts(folder: Path) -> dict[str, str]:
             if not definitions.missing and STUB not in definitions.text:
                 written |= dict.fromkeys(exercise.part, path.name)
     return written
-
-
-def _number(path: Path, metadata: dict) -> str:
-    said = metadata.get("kvlab")
-    said = said.get("lab") if isinstance(said, dict) else None
-    if isinstance(said, str):
-        return said
-    if digits := re.match(r"\d\d", path.name):
-        return digits.group()
-    raise ValueError(f"{path} does not say which lab it is of: let its name begin with the number, as 03_name.ipynb")
 
 
 def _unsolved(spec: LabSpec, cells: Sequence[str], exercise: Exercise) -> str:

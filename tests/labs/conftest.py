@@ -18,12 +18,11 @@ def pytest_generate_tests(metafunc):
 
 def _exercises(config, path):
     from kvlab.grade import load_lab, notebook_cells
-    from kvlab.grade.exercise import lab_numbers
     from kvlab.grade.report import lab_of
 
     cells, metadata = notebook_cells(path)
     own = metadata.get("kvlab")
-    spec = load_lab(config.getoption("--lab") or lab_of(path, metadata, lab_numbers()))
+    spec = load_lab(config.getoption("--lab") or lab_of(path, metadata))
     lang = own.get("lang", "en") if isinstance(own, dict) else "en"
     return [pytest.param((spec, e.name, cells, lang), id=e.name) for e in spec.exercises]
 
