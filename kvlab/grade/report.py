@@ -104,7 +104,9 @@ def lab_of(path: Path, metadata: dict) -> str:
         return number
     if digits := re.search(r"\d\d", path.stem):
         return digits.group()
-    raise ValueError(f"{path} does not say which lab it is of: name the lab, or let its file name begin with the number")
+    raise ValueError(
+        f"{path} does not say which lab it is of: name the lab, or let its file name begin with the number"
+    )
 
 
 def grade_notebook(path: str | Path, *, lab: str | None = None, lang: str | None = None,

@@ -180,7 +180,7 @@ def test_a_traceback_shows_the_notebook_s_own_line(read):
 
 def test_the_lab_is_known_by_metadata_then_by_name(read):
     assert read(QUEUE, name="mine.ipynb", metadata={"kvlab": {"lab": "77"}})[1]
-    with pytest.raises(ValueError, match="mine.ipynb does not say which lab it is of: name the lab, or let its file name begin"):
+    with pytest.raises(ValueError, match="mine.ipynb does not say which lab it is of: name the lab, or let its"):
         read(QUEUE, name="mine.ipynb")
 
 
