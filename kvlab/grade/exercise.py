@@ -138,6 +138,10 @@ class Exercise:
         """In the words of the chapter: what is wrong with having given `got`. An exception is its class name."""
         return None
 
+    def explain_error(self, op: Op, expected: Any, error: str, message: str) -> Text | None:
+        """The same for an exception, by class name and message, where a value was expected."""
+        return None
+
     @property
     def title(self) -> str:
         return (self.__doc__ or self.name).strip().splitlines()[0].rstrip(".")

@@ -181,8 +181,9 @@ def _explanation(exercise: Exercise, op: Op, expected: Any, got: Value | Raised)
     value = got.value if isinstance(got, Value) else got.names[0]
     if isinstance(expected, Exception):
         return exercise.explain(op, type(expected).__name__, value)
-    # An error where none was expected speaks for itself.
-    return None if isinstance(got, Raised) else exercise.explain(op, expected, value)
+    if isinstance(got, Raised):  # mostly it speaks for itself
+        return exercise.explain_error(op, expected, got.names[0], got.message)
+    return exercise.explain(op, expected, value)
 
 
 def _outcome(got: Value | Raised) -> object:

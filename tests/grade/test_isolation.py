@@ -116,6 +116,11 @@ def test_odd_but_right_notebooks_pass(cells):
     assert result.passed, result.render()
 
 
+def test_an_error_where_a_value_was_expected_is_explained_if_the_exercise_can():
+    assert "ZeroDivisionError" in (told := graded(body("1 / a")).render()) and "no token is no division" in told
+    assert "no token" not in graded(body("{}[a]")).render()
+
+
 def test_a_name_that_two_cells_define_is_told():
     wrong = "def cdiv(a, b):\n    return 0"
     assert "More than one cell defines cdiv" in graded(CDIV, wrong).render()

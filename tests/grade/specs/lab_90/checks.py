@@ -28,6 +28,9 @@ class Cdiv(Exercise):
     def explain(self, op, expected, got):
         return say("{tokens} tokens need {blocks} blocks", tokens=op[1], blocks=expected)
 
+    def explain_error(self, op, expected, error, message):
+        return say("no token is no division") if error == "ZeroDivisionError" else None
+
 
 class Later(Exercise):
     """What an earlier exercise would like to call."""
