@@ -820,7 +820,7 @@ check("leaf_to_evict")
 #
 # - **queue, nameless first**: as the queue, but blocks without a name are used again first.
 #
-# The traffic and the four caches are in `kvlab/lab/play_tree.py`, some fifteen lines each. The leaf rules run on a tree
+# The traffic and the four caches are in `kvlab/lab/scenes/tree.py`, some fifteen lines each. The leaf rules run on a tree
 # that does not merge edges, as SGLang's, whatever your `take_out` does. So everybody gets the same numbers.
 
 # %%
@@ -908,6 +908,38 @@ for num_blocks in (110, 160, 400):
 # %% [markdown]
 # A fair word: this is one kind of traffic, five seeds, and every prompt is computed at once. The order of the rules can
 # change on yours. Now you can measure it.
+#
+# ## An hour of a real service
+#
+# The chats above are ours. Mooncake, the system behind the assistant Kimi, has published an hour of its conversations.
+# No text is in it, only lengths, times, and one id for every 512 tokens: equal ids mean equal beginnings. We played its
+# prompts through the scheduler, with the queue as the rule, in caches of nine sizes.
+#
+# Guess before you run the cell: with room for everything, what share of the prompt tokens is found? And how much memory
+# does it take to find half of that, for a model of 14 billion parameters?
+
+# %%
+from kvlab.lab.scenes.traffic import draw_hit_rates, tell_hit_rates, traffic
+
+hour, gpu = traffic("mooncake"), traffic("azure_conv")["settings"]  # the same model, beside it
+picture(draw_hit_rates(hour), tell_hit_rates(hour))
+
+ceiling = hour["hit_rate_unbounded"]
+for part in (0.5, 0.9):
+    needed = next(blocks for blocks, rate in zip(hour["blocks"], hour["hit_rate"], strict=True)
+                  if rate >= part * ceiling)
+    print(f"{part:.0%} of what can be found: the first of these sizes that does it has {needed:,} blocks")
+fits = gpu["blocks"] * gpu["block_size"] // hour["settings"]["block_size"]
+print(f"beside {gpu['model']}, one {gpu['gpu']} has room for {fits} such blocks, and nobody runs yet")
+
+# %% [markdown]
+# **What to look at.** First the ceiling. Even with room for all, most tokens of this hour are new: nobody has sent them
+# before. Then the left end. All that fits on one GPU lies outside the picture, to the left of the first dot. What can be
+# found in this traffic needs terabytes. So it is not a better rule that helps here. Mooncake keeps K and V in the memory
+# of many machines, and on their disks, and brings them to the GPU when they are needed.
+#
+# The figure says where the trace is from, under which licence, and which command made the numbers. kvlab does not ship
+# the trace. Download it, and the command gives the same numbers again.
 
 # %% [markdown]
 # ## Three engines, three numbers

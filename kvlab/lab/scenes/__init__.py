@@ -3,4 +3,5 @@
     decode     a token by the engine, computed anew and decoded (lab 00)
     sharing    samples and beams word by word (lab 04)      reuse    chats and agents before a prefix cache (05)
     tree       traffic through caches with several rules of eviction (06)
+    traffic    an hour of real traffic, from committed results (06, 07)
 """
