@@ -15,7 +15,7 @@ import typer
 
 from kvlab.cli_labs import parts_of
 
-WORKLOAD, COST, ENGINE = "What arrives", "What a step costs", "Engine"
+WORKLOAD, COST, ENGINE, SPECULATION = "What arrives", "What a step costs", "Engine", "Speculative decoding"
 # What a GPU needs besides weights and K/V, in bytes; estimates, and large ones for a small model.
 ACTIVATION_BYTES, CUDAGRAPH_BYTES = 2 * 10**9, 10**9
 
@@ -70,6 +70,15 @@ def simulate(
     ] = False,
     batching: Annotated[str, typer.Option(help="continuous or static.", rich_help_panel=ENGINE)] = "continuous",
     reservation: Annotated[str, typer.Option(help="paged or contiguous.", rich_help_panel=ENGINE)] = "paged",
+    speculate: Annotated[
+        int, typer.Option(help="Drafts that a decode has verified in each step.", rich_help_panel=SPECULATION)
+    ] = 0,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Probability that a draft holds (0.8).", rich_help_panel=SPECULATION)
+    ] = None,
+    draft_ms: Annotated[
+        float | None, typer.Option(help="What drafting adds to a step (0).", rich_help_panel=SPECULATION)
+    ] = None,
     ttft: Annotated[float | None, typer.Option(help="Objective: seconds to the first token, at most.")] = None,
     tpot: Annotated[float | None, typer.Option(help="Objective: seconds a token after it, at most.")] = None,
     e2e: Annotated[float | None, typer.Option(help="Objective: seconds to the last token, at most.")] = None,
@@ -85,6 +94,7 @@ def simulate(
     slo = SLO(**objectives) if any(value is not None for value in objectives.values()) else None
     if step_ms is not None and cost is not None:
         raise ValueError("--step-ms and --cost both say what a step takes: give one of them")
+    speculation = _speculation(speculate, acceptance, draft_ms, seed)
     parts = parts_of(with_) if with_ else None
     on_gpu = GPUCost.of(gpu, model, block_size=block_size, num_gpus=num_gpus)
     costs = ConstantCost(step_ms / 1000) if step_ms is not None else FittedCost.load(cost) if cost else on_gpu
@@ -102,7 +112,7 @@ def simulate(
     if save is not None:
         arriving.save(save)
     began = process_time()
-    result = Simulator(config, costs, parts).run(arriving)
+    result = Simulator(config, costs, parts, speculation=speculation).run(arriving)
     took = process_time() - began
     found = result.summary(slo)
     priced = str(cost) if cost else f"{model} on {num_gpus} x {gpu}"
@@ -118,6 +128,18 @@ def simulate(
         about = {"workload": arriving.name, "cost": priced, "num_gpu_blocks": num_gpu_blocks, "block_size": block_size}
         plain = {name: value if isfinite(value) else None for name, value in found.items()}  # JSON knows no nan
         json_path.write_text(json.dumps(about | plain, indent=1) + "\n", encoding="utf-8")
+
+
+def _speculation(num_drafts: int, acceptance: float | None, draft_ms: float | None, seed: int) -> Any:
+    from kvlab.sim import Speculation
+
+    if num_drafts == 0:
+        for name, value in (("--acceptance", acceptance), ("--draft-ms", draft_ms)):
+            if value is not None:
+                raise ValueError(f"{name} {value:g} without drafts: say how many with --speculate")
+        return None
+    return Speculation(num_drafts=num_drafts, acceptance=0.8 if acceptance is None else acceptance, seed=seed,
+                       draft_seconds=(draft_ms or 0) / 1000)  # fmt: skip
 
 
 def _blocks_beside_the_model(cost: Any, parts: Any) -> int:
@@ -171,6 +193,10 @@ def to_text(found: dict[str, float]) -> str:
                         f"{found['swapped_out_tokens']:,} swapped out"),
         ("prefix hits", f"{found['prefix_hit_rate']:.1%} of prompt tokens"),
     ]  # fmt: skip
+    if "draft_tokens" in found:
+        text = f"{found['tokens_per_verification']:.2f} tokens each; {found['accepted_tokens']:,} of " \
+               f"{found['draft_tokens']:,} drafts held"
+        rest.append(("verifications", text))
     if "slo_met" in found:
         good = f"{found['goodput_per_s']:,.2f} requests/s; {found['slo_met']:.1%} meet the objective"
         rest.insert(2, ("goodput", good))

@@ -7,6 +7,7 @@
 from kvlab.sim.result import SLO, RequestRecord, SimResult
 from kvlab.sim.simulator import ConstantCost, Simulator
 from kvlab.sim.slot_echo import SlotEchoRunner, echo_generate, echo_logprobs
+from kvlab.sim.speculation import Speculation
 from kvlab.sim.traces import read_trace
 from kvlab.sim.workload import (
     Arrival,
@@ -36,6 +37,7 @@ __all__ = [
     "SimResult",
     "Simulator",
     "SlotEchoRunner",
+    "Speculation",
     "Uniform",
     "Workload",
     "closed_batch",

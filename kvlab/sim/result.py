@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from kvlab.config import EngineConfig
 from kvlab.schedule import SchedulerStats
+from kvlab.sim.speculation import SpeculationStats
 from kvlab.sim.workload import NS, Workload
 
 STEP_COLUMNS = ("start_ns", "duration_ns", "num_tokens", "num_sequences", "num_chunks", "num_running", "num_waiting",
@@ -114,7 +115,7 @@ def _counted(values: Iterable[float | None]) -> Counter:
 class SimResult:
     """What a run wrote down. records: of all requests, in order of arrival. stats: the scheduler's own counters.
 
-    step_columns: by name, one number a step. gaps: {ITL in ns: how often}.
+    step_columns: by name, one number a step. gaps: {ITL in ns: how often}. speculation: None where there was none.
     """
 
     workload: Workload
@@ -124,6 +125,7 @@ class SimResult:
     records: Sequence[RequestRecord]
     step_columns: Mapping[str, array]
     gaps: Mapping[int, int]
+    speculation: SpeculationStats | None = None
 
     @cached_property
     def distributions(self) -> dict[str, Mapping[float, int]]:
@@ -146,7 +148,7 @@ class SimResult:
 
         kv_usage: share of the pool's blocks that somebody owns; kv_filled: tokens with K/V over the slots of owned
         blocks (above 1 where blocks are shared). Both are means over the time in which the engine ran.
-        swapped_out_tokens: slots that were moved, whole blocks.
+        swapped_out_tokens: slots that were moved, whole blocks. draft_tokens: that were checked.
         """
         stats, size, span = self.stats, self.config.block_size, self.makespan_s
         finished = [record for record in self.records if record.last_token_at is not None]
@@ -175,6 +177,10 @@ class SimResult:
             "swapped_in_tokens": stats.num_swapped_in_blocks * size, "idle_seats": stats.num_idle_seats,
             "prefix_hit_rate": _share(stats.num_prefix_hit_tokens, stats.num_prefix_queried_tokens),
         }  # fmt: skip
+        if self.speculation is not None:
+            verifications, drafts, accepted = self.speculation
+            found |= {"draft_tokens": drafts, "accepted_tokens": accepted,
+                      "tokens_per_verification": _share(verifications + accepted, verifications)}  # fmt: skip
         return found
 
     def _over_time(self, name: str) -> int:

@@ -22,6 +22,7 @@ from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Request, Scheduler
 from kvlab.schedule.output import SchedulerOutput
 from kvlab.sim.result import STEP_COLUMNS, RequestRecord, SimResult
+from kvlab.sim.speculation import Drafts, Speculation
 from kvlab.sim.workload import NS, OWN_TOKENS, Arrival, Workload
 
 
@@ -71,13 +72,16 @@ class Simulator:
     costs: what a step takes, an object with step_seconds(StepWork) -> seconds (kvlab.costs has some).
     parts: a kvlab.parts.Parts, whose replacements decide in the place of ours.
     recorder: sees the events of every run.
+    speculation: decodes are verifications of drafted tokens; there are no drafts without it.
     """
 
-    def __init__(self, config: EngineConfig, costs: StepCost, parts: Any = None, recorder: Recorder | None = None):
+    def __init__(self, config: EngineConfig, costs: StepCost, parts: Any = None, recorder: Recorder | None = None,
+                 speculation: Speculation | None = None):  # fmt: skip
         self.config = config
         self.costs = costs
         self.parts = parts
         self.recorder = recorder
+        self.speculation = speculation
 
     def make_scheduler(self) -> Scheduler:
         """A new scheduler over an empty pool. ValueError if `config` leaves open how many blocks there are."""
@@ -94,7 +98,8 @@ class Simulator:
         wait and a step does nothing; what a part raises comes through.
         """
         scheduler = self.make_scheduler()
-        run = _Run(self.costs, workload, scheduler)
+        drafts = self.speculation and Drafts(self.speculation)
+        run = _Run(self.costs, workload, scheduler, drafts)
         arrivals, following, now = workload.arrivals, 0, 0
         while True:
             while following < len(arrivals) and arrivals[following].at_ns <= now:
@@ -108,14 +113,16 @@ class Simulator:
             now = run.step(now)
             if after_step is not None:
                 after_step(scheduler, now)
-        return SimResult(workload, self.config, scheduler.stats, run.num_usable, run.records, run.steps, run.gaps)
+        return SimResult(workload, self.config, scheduler.stats, run.num_usable, run.records, run.steps, run.gaps,
+                         drafts and drafts.stats)  # fmt: skip
 
 
 class _Run:
     """One run: what has been written down so far. The lines of `step` that run once a token are kept few."""
 
-    def __init__(self, costs: StepCost, workload: Workload, scheduler: Scheduler):
+    def __init__(self, costs: StepCost, workload: Workload, scheduler: Scheduler, drafts: Drafts | None):
         self.step_seconds = costs.step_seconds
+        self.drafts = drafts
         self.workload = workload
         self.scheduler = scheduler
         self.pool = scheduler.manager.block_pool
@@ -142,24 +149,31 @@ class _Run:
 
     def step(self, now: int) -> int:
         """Schedule, let the step's time pass, take in its tokens. Returns when it ended."""
-        scheduler = self.scheduler
+        scheduler, drafts = self.scheduler, self.drafts
         num_waited = len(scheduler.waiting)
+        if drafts is not None:
+            drafts.propose(scheduler.running)
         output = scheduler.schedule()
         if not output.scheduled and not output.preempted:
             raise RuntimeError(
                 f"stuck at {now / NS} s: {len(scheduler.waiting)} requests wait, {len(scheduler.running)} run, and the "
                 f"step is empty; a replaced policy or block layer may never say yes"
             )
+        num_drafts = drafts.keep_scheduled(output) if drafts is not None else 0
         work = work_of(output)
+        all_sample = work.num_logits == work.num_sequences
         entered = num_waited - len(scheduler.waiting) + len(output.preempted)
         for request, _ in output.scheduled[-entered:] if entered else ():  # who enters stands last
             if request.admitted_at is None:
                 request.admitted_at = now
-        duration = self._duration(work, output)
+        if num_drafts:
+            work = work._replace(num_logits=work.num_logits + num_drafts)
+        duration = self._duration(work, output, num_drafts)
         end = now + duration
-        self._write_step(now, duration, work, output)
+        num_rejected = self._verify(output) if num_drafts else 0
+        self._write_step(now, duration, work, output, num_rejected)
         sampled = self.tokens
-        if work.num_logits < work.num_sequences:  # chunks with more of the prompt to come bring no token
+        if not all_sample:  # chunks with more of the prompt to come bring no token
             sampled = {
                 request.request_id: request.sampled
                 for request, num_tokens in output.scheduled
@@ -182,6 +196,13 @@ class _Run:
             self.gaps[duration] += num_steady
         return end
 
+    def _verify(self, output: SchedulerOutput) -> int:
+        """Drafts that hold come with the step's own token, without a gap; how many do not hold."""
+        num_accepted, num_rejected = self.drafts.verify(output)
+        if num_accepted:
+            self.gaps[0] += num_accepted
+        return num_rejected
+
     def _break_pause(self, request: SimRequest, now: int) -> None:
         """The first token of `request`, or one after a step without one: it was preempted, or out of budget."""
         if request.first_token_at is None:
@@ -191,17 +212,18 @@ class _Run:
         self.gaps[gap] += 1
         request.longest_gap = max(request.longest_gap, gap)
 
-    def _duration(self, work: StepWork, output: SchedulerOutput) -> int:
-        seconds = self.step_seconds(work)
+    def _duration(self, work: StepWork, output: SchedulerOutput, num_drafts: int) -> int:
+        seconds = self.step_seconds(work) + (self.drafts.speculation.draft_seconds if num_drafts else 0)
         if not isfinite(seconds) or seconds < 0:
             raise ValueError(f"step {output.step} takes {seconds!r} seconds: costs must give 0 or more for {work}")
         return round(seconds * NS)
 
-    def _write_step(self, now: int, duration: int, work: StepWork, output: SchedulerOutput) -> None:
+    def _write_step(self, now: int, duration: int, work: StepWork, output: SchedulerOutput, num_rejected: int) -> None:
         running, waiting = self.scheduler.running, self.scheduler.waiting
         held = work.kv_tokens_read  # by those who compute something: nearly always all who run
         if work.num_sequences < len(running):
             held = work.num_tokens + sum([request.num_computed_tokens for request in running])
+        held -= num_rejected
         used = self.num_usable - self.pool.get_num_free_blocks()
         row = (now, duration, work.num_tokens, work.num_sequences, work.num_chunks, len(running), len(waiting),
                len(output.preempted), used, held)  # fmt: skip

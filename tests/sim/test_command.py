@@ -9,7 +9,17 @@ import pytest
 from kvlab import cli
 from kvlab.config import EngineConfig
 from kvlab.costs import FittedCost, GPUCost
-from kvlab.sim import SLO, Bursts, ConstantCost, Poisson, Simulator, Uniform, make_workload, read_trace
+from kvlab.sim import (
+    SLO,
+    Bursts,
+    ConstantCost,
+    Poisson,
+    Simulator,
+    Speculation,
+    Uniform,
+    make_workload,
+    read_trace,
+)  # fmt: skip
 from kvlab.sizing import MODELS, num_gpu_blocks
 
 
@@ -113,3 +123,21 @@ def test_refused_requests_are_told(simulate):
 def test_what_cannot_be_simulated(simulate, arguments, message):
     code, out, error, found = simulate(*arguments)
     assert code == 2 and message in error and not out and found is None
+
+
+def test_speculation(simulate):
+    common = ["closed", "-n", 20, "--seed", 3, *LENGTHS, *SMALL, "--step-ms", 20]
+    code, out, _, found = simulate(*common, "--speculate", 3, "--acceptance", 0.6, "--draft-ms", 5)
+    workload = make_workload(20, Uniform(10, 60), Uniform(1, 40), seed=3)
+    speculation = Speculation(num_drafts=3, acceptance=0.6, seed=3, draft_seconds=0.005)
+    result = Simulator(EngineConfig(**CONFIG), ConstantCost(0.02), speculation=speculation).run(workload)
+    assert code == 0
+    same(found, result.summary())
+    verifications, drafts, accepted = result.speculation
+    assert f"{1 + accepted / verifications:.2f} tokens each; {accepted:,} of {drafts:,} drafts held" in out
+    code, out, _, found = simulate(*common)
+    assert code == 0 and "draft_tokens" not in found and "drafts held" not in out
+    code, _, err, _ = simulate(*common, "--acceptance", 0.6)
+    assert code == 2 and "--speculate" in err
+    code, _, err, _ = simulate(*common, "--speculate", -1)
+    assert code == 2 and "num_drafts is -1" in err
