@@ -72,12 +72,15 @@ def swap_or_recompute(request: Request, num_blocks: int, num_free_cpu_blocks: in
 
 
 def wasted_tokens(log: Iterable[tuple[str, int, int]]) -> dict[str, int]:
-    """Request id -> tokens computed a second time or oftener. log: (request id, first position, number of tokens) for
-    each chunk and each decode, in order."""
+    """Request id -> tokens computed a second time or oftener.
+
+    log: (request id, first position, number of tokens) for each chunk and each decode, in order. A request begins at
+    position 0, and never beyond what it has computed before.
+    """
     known: dict[str, int] = {}  # positions below this have been computed at some time
     wasted: dict[str, int] = {}
     for name, first, num_tokens in log:
         before = known.get(name, 0)
-        wasted[name] = wasted.get(name, 0) + max(0, min(first + num_tokens, before) - first)
+        wasted[name] = wasted.get(name, 0) + min(first + num_tokens, before) - first
         known[name] = max(before, first + num_tokens)
     return wasted
