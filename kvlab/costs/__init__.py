@@ -5,7 +5,7 @@
 
     GPUCost        from first principles: bytes, FLOP, launches, transfers, for a named GPU and model
     FittedCost     fitted to measured steps (`kvlab calibrate`), in JSON
-    preemption     swap_seconds, recompute_seconds, and where they cross
+    preemption     swap_seconds, recompute_seconds, and where they cross; preemption_steps: the same as lab 09 builds it
 """
 
 from kvlab.costs.fitted import FittedCost, fit

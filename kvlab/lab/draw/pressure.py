@@ -111,19 +111,20 @@ def lanes(ax: Any, rows: Mapping[str, str], title: str = "") -> None:
 
     width, seen = max(map(len, rows.values())), set()
     for y, lane in enumerate(rows.values()):
+        out = [x + 0.5 for x, letter in enumerate(lane) if letter == "!"]
+        ax.plot(out, [y + 0.5] * len(out), "v", color=RED, markersize=7, markeredgecolor="black", zorder=3)
+        lane = lane.replace("!x", "xx").replace("!s", "ss").replace("!", "w")
         start = 0
         for x in range(1, len(lane) + 1):
             if x < len(lane) and lane[x] == lane[start]:
                 continue
-            letter = "x" if lane[start] == "!" else lane[start]
+            letter = lane[start]
             if letter in LETTERS:
                 seen.add(letter)
                 fill, hatch, _ = LETTERS[letter]
-                ax.add_patch(Rectangle((start, y + 0.1), x - start, 0.8, facecolor=fill, hatch=hatch, edgecolor="#555555",
-                                       linewidth=0.5))  # fmt: skip
+                ax.add_patch(Rectangle((start, y + 0.1), x - start, 0.8, facecolor=fill, hatch=hatch,
+                                       edgecolor="#555555", linewidth=0.5))  # fmt: skip
             start = x
-        out = [x + 0.5 for x, letter in enumerate(lane) if letter == "!"]
-        ax.plot(out, [y + 0.5] * len(out), "v", color=RED, markersize=7, markeredgecolor="black", zorder=3)
     ax.set(xlim=(0, width), ylim=(len(rows), 0), xlabel="step")
     ax.set_yticks([y + 0.5 for y in range(len(rows))], list(rows), fontsize=10)
     ax.tick_params(left=False)

@@ -5,7 +5,7 @@
     play(workload)    the real scheduler, with whatever policies -> Played: lanes, blocks, log, and the result
 
 A lane has one letter a step: p computes a prompt, d decodes, r computes again what it had, - runs without a token in
-this step, w waits, x waits with its K/V dropped, s waits with its K/V on the CPU, ! is thrown out; a space is elsewhere.
+this step, w waits, x waits with its K/V dropped, s waits with its K/V on the CPU, ! is thrown out; a space is neither.
 """
 
 import random

@@ -299,6 +299,8 @@ class ChooseVictim(Exercise):
               why=say("B and C share all their blocks with each other. One must go before the other can help.")),
         Trace(([("A", 0, 1, 0), ("B", 0, 2, 0), ("C", 0, 3, 0)], {"A": 9, "B": 3, "C": 0}), [("choose_victim", "B")],
               why=say("A has many blocks, and stands before B. Behind B there is only C.")),
+        Trace(([("A", 0, 1, 0), ("B", 0, 2, 0), ("C", 0, 3, 0), ("D", 0, 4, 0)], {"A": 1, "B": 9, "C": 3, "D": 0}),
+              [("choose_victim", "A")], why=say("D does not help. C is the next youngest, and it does.")),
         Trace(([("A", 0, 1, 0), ("B", 0, 1, 1), ("C", 0, 1, 2)], {"A": 1, "B": 1, "C": 1}), [("choose_victim", "A"),
                                                                                           ("choose_victim", "C")],
               why=say("Three samples of one prompt: they arrived together, and their index tells them apart.")),
@@ -449,6 +451,7 @@ class MayResume(Exercise):
         Trace((), (("least_free", 10, 1, 0, 1),), why=say("It was thrown out ten times: a bound on the spare blocks would "
                                                          "let it in and out for ever.")),
         Trace((), (("least_free", 6, 3, 1, 2),)),
+        Trace((), (("least_free", 50, 3, 1, 1),)),
     )  # fmt: skip
 
     class Oracle:
@@ -485,7 +488,7 @@ class MayResume(Exercise):
         if isinstance(got, str) and "has changed" in got:
             return say("may_resume only answers. The scheduler counts the preemptions.")
         if isinstance(got, str):
-            return say("With more free blocks the answer cannot turn from yes to no.")
+            return say("With more free blocks the answer cannot turn from yes to no: one border, and yes from there on.")
         if op[0] == "may_resume":
             return say("num_growing is 0: nobody runs, so nobody will ever give a block back. The engine would stand still.")
         if got is None:

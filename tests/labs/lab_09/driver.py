@@ -87,18 +87,25 @@ class ResumeDriver:
         return self._asked(num_preemptions, Room(needed, free, promised, num_growing))
 
     def least_free(self, num_preemptions, needed, promised, num_growing):
-        """The fewest free blocks with which it says yes."""
-        limit = needed + promised + num_growing * 2 ** (num_preemptions + 1) + 20
-        least = None
-        for free in range(limit):
-            answer = self._asked(num_preemptions, Room(needed, free, promised, num_growing))
-            if isinstance(answer, str):
+        """The fewest free blocks with which it says yes: looked for by halving, then one by one around it."""
+
+        def asked(free):
+            return self._asked(num_preemptions, Room(needed, free, promised, num_growing))
+
+        low, high = -1, 2 ** (num_preemptions + 8)
+        if isinstance(answer := asked(high), str):
+            return answer
+        if not answer:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if asked(middle) is True else (middle, high)
+        for free in [*range(min(200, high)), *range(max(0, high - 50), high + 50)]:
+            if isinstance(answer := asked(free), str):
                 return answer
-            if answer and least is None:
-                least = free
-            elif not answer and least is not None:
-                return f"says yes with {least} free blocks, and no with {free}"
-        return least
+            if answer != (free >= high):
+                return f"says {'yes' if answer else 'no'} with {free} free blocks, and turns round again at {high}"
+        return high
 
 
 class WasteDriver:

@@ -86,6 +86,12 @@ def swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=None):
     by_gpu = prices.compute * tokens + prices.pair * tokens * (tokens + 1) / 2
     return "swap" if by_link < by_gpu else "recompute"
 '''
+_FROM_CROSSING = '''
+def swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=QWEN):
+    crossing = wins_from(prices)
+    cheaper = crossing is not None and request.num_computed_tokens > crossing
+    return "swap" if cheaper and num_blocks <= num_free_cpu_blocks else "recompute"
+'''
 _RESUME = '''
 def may_resume(request, room):
     if not room.num_growing:
@@ -119,7 +125,7 @@ CORRECT = {
     "two_bills": {"token by token": _BILLS, "in closed form": _CLOSED},
     "swap_wins_from": {"one formula": _FROM, "by halving": _HALVING},
     "choose_victim": {"one pass": _VICTIM, "a queue from its end": _QUEUED},
-    "swap_or_recompute": {"with the bills inside": _HOW},
+    "swap_or_recompute": {"with the bills inside": _HOW, "by the crossing": _FROM_CROSSING},
     "may_resume": {"what is left over": _RESUME, "doubling": _DOUBLING},
     "wasted_tokens": {"a mark": _WASTE, "a counter of positions": _COUNTED},
 }
@@ -209,6 +215,13 @@ def choose_victim(running, needy, gain):
         "siblings forgotten": _changed(_QUEUED, ", r.child_index)", ")"),
         "arrival first": _changed(_QUEUED, "(r.priority, r.arrival,", "(r.arrival, r.priority,"),
         "gain forgotten": _changed(_QUEUED, "if gain(request):", "if True:"),
+        "the largest if the last does not help": '''
+def choose_victim(running, needy, gain):
+    behind = sorted([r for r in running if r.sort_key > needy.sort_key], key=lambda r: r.sort_key)
+    if not behind:
+        return needy
+    return behind[-1] if gain(behind[-1]) else max(reversed(behind), key=gain)
+''',
         "more than one block": _changed(_QUEUED, "if gain(request):", "if gain(request) > 1:"),
         "the first behind that helps": _changed(_QUEUED, "in behind:", "in reversed(behind):"),
         "oldest of those that do not help": _changed(_QUEUED, "behind[0] if", "behind[-1] if"),
@@ -239,6 +252,7 @@ def swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=None):
         "nothing fixed": _changed(_HOW, "prices.fixed + ", ""),
         "one way": _changed(_HOW, "2 * prices.move", "prices.move"),
         "a bool": _changed(_HOW, '"swap" if by_link < by_gpu else "recompute"', "by_link < by_gpu"),
+        "the prices of the notebook": _changed(_HOW, "    tokens =", "    prices = QWEN\n    tokens ="),
         "another word": _changed(_HOW, '"swap" if', '"SWAP" if'),
         "from the crossing, rounded": _changed(
             _HOW, '"swap" if by_link < by_gpu', '"swap" if prices.compute > 2 * prices.move and prices.fixed < 20'),
@@ -267,6 +281,8 @@ def may_resume(request, room):
         "one block a preemption": _changed(_RESUME, " * (1 + request.num_preemptions)", " + request.num_preemptions"),
         "one spare block": _changed(_RESUME, "room.num_growing * (1 ", "1 * (1 "),
         "a bound": _changed(_RESUME, "(1 + request.num_preemptions)", "(1 + min(3, request.num_preemptions))"),
+        "a high bound": _changed(_DOUBLING, "2 ** request.num_preemptions", "min(16, 2 ** request.num_preemptions)"),
+        "an odd number of free blocks": _changed(_RESUME, ">= spare", ">= spare and room.free % 7 != 3"),
         "gives up after three": _changed(
             _RESUME, "    spare =", "    if request.num_preemptions > 3:\n        return True\n    spare ="),
         "one more than enough": _changed(_RESUME, ">= spare", "> spare"),
