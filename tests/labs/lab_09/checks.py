@@ -171,6 +171,8 @@ class SwapWinsFrom(Exercise):
         Trace((), (("swap_wins_from", [5, 1, 0, 0]),)),
         Trace((), (("swap_wins_from", [1, 5, 0, 12]),), why=say("A fixed cost, and each token gains 5 - 2.")),
         Trace((), (("swap_wins_from", [5, 1, 0, 12]),)),
+        Trace((), (("swap_wins_from", [2, 5, 0, 3]),)),
+        Trace((), (("swap_wins_from", [1, 5, 0, 10]),), why=say("The length at which both are equal need not be whole.")),
         Trace((), (("swap_wins_from", [1, 2, 0, 0]),), why=say("Both cost the same at every length: swapping is never the "
                                                                "cheaper one.")),
         Trace((), (("swap_wins_from", [1, 2, 0, 3]),)),
@@ -381,6 +383,9 @@ class SwapOrRecompute(Exercise):
               why=say("900 tokens are known, and 5 of them have K and V so far: only these can be lost.")),
         Trace((), (("swap_or_recompute", 10, 11, 1, 10, [4, 1, 2, 0]),), why=say("The pairs decide.")),
         Trace((), (("swap_or_recompute", 4, 5, 1, 10, [4, 1, 2, 0]),)),
+        Trace((), (("swap_or_recompute", 7, 8, 1, 10, [4, 1, 2, 0]),)),
+        Trace((), (("swap_or_recompute", 20_000, 20_001, 1250, 2000, [1.6384e-05, 2.59e-05, 1.0486e-09, 0]),),
+              why=say("A multi-head 7B with a long context.")),
         Trace((), (("swap_or_recompute", 16, 17, 1, 10, [1, 2, 0, 0]),), why=say("Both cost the same, and recomputing needs "
                                                                                  "no CPU memory.")),
         Trace((), (("swap_or_recompute", 17, 18, 2, 40, [1, 5, 0, 30]),),

@@ -181,6 +181,7 @@ def swap_wins_from(prices):
         "no half pair in b": _changed(_FROM, "prices.compute + prices.pair / 2", "prices.compute"),
         "whole tokens": _changed(_FROM, "    return (-b", "    return -(-(-b").replace("(2 * a)", "(2 * a) // 1)"),
         "small is zero": _changed(_FROM, "if a == 0", "if a < 1e-6"),
+        "whole quotients": _changed(_FROM, "c / b", "c // b"),
         "fixed is ignored": _changed(_FROM, ", prices.fixed", ", 0"),
     },
     "choose_victim": {
@@ -249,6 +250,7 @@ def swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=None):
         "blocks for tokens": _changed(_HOW, "request.num_computed_tokens", "num_blocks"),
         "the other way round": _changed(_HOW, "by_link < by_gpu", "by_link > by_gpu"),
         "no pairs": _changed(_HOW, " + prices.pair * tokens * (tokens + 1) / 2", ""),
+        "pairs less one": _changed(_HOW, "(tokens + 1)", "(tokens - 1)"),
         "nothing fixed": _changed(_HOW, "prices.fixed + ", ""),
         "one way": _changed(_HOW, "2 * prices.move", "prices.move"),
         "a bool": _changed(_HOW, '"swap" if by_link < by_gpu else "recompute"', "by_link < by_gpu"),
