@@ -210,7 +210,8 @@ sliders(show_map, GB_per_s=(2, 128, 32), TFLOPs=(20, 1000, 500), pieces=(PIECES,
 # 2. **Fixed costs.** A swap takes some time whatever it moves: the step must wait for the copy, twice.
 #
 # And one thing that the sliders had: **what is found again**. With `found` of the tokens in the cache, the others are
-# new = tokens - found. The first new token sees found + 1 keys. So the pairs are new × found + new(new + 1)/2.
+# new. The first new token sees found + 1 keys, the last one sees all of them. Draw it: a triangle when nothing is
+# found. What is it when something is?
 #
 # A machine is four prices from here on, all in seconds:
 #
@@ -586,9 +587,10 @@ table(["1,000 tokens, ms", "swap, out and in", "recompute alone", "beside 64 dec
 # order of magnitude than the swap. With 256 decodes the arithmetic is busy, and the book's bill is right again.
 # (The times are computed, from data sheets and estimated efficiencies.)
 #
-# Add what you have seen above: what the prefix cache finds again makes both ways cheaper but pays back only the way
-# *in*; and code that is not there has no bugs. The choice of V1 is a good one for an engine that is bound by
-# memory.
+# Two things more. What the prefix cache finds again spares all of the recomputation, but only half of the swap: the
+# way out is paid already. And code that is not there has no bugs. So V1 has chosen well for an engine that is bound by
+# memory. (To be fair to swapping: copies can run while the GPU computes for others, and then nobody waits for them
+# either. Our clock, like our engine, makes them before the step.)
 #
 # ## Exercise 6: when may it come back?
 #
@@ -742,9 +744,10 @@ sliders(show_lanes, when=(list(FIVE), "first chunk"), who=(list(VICTIMS), "young
         alt="Twelve requests by step. Some are thrown out several times in a row, and compute again.")
 
 # %% [markdown]
-# **What to look at.** A red mark, and what follows it. Hatched boxes right behind it: it came back at once,
-# computed again, and was thrown out again. Now choose `the whole`: where do the repeated marks go? Choose `oldest`
-# as the victim and look at requests 0 and 1. Give it CPU blocks: crossed becomes dotted, and the hatched boxes go.
+# **What to look at.** A red mark, and what follows it. Hatched boxes right behind it: it came back at once, computed
+# again, and was thrown out again. Now choose `the whole`: what has become of the repeated marks? Choose `oldest` as
+# the victim, and see who is thrown out most: 0, the first in the queue. Give it CPU blocks: crossed becomes dotted,
+# and the hatched boxes go.
 
 # %% [markdown]
 # ## Exercise 7 (extra): who pays?
