@@ -938,6 +938,6 @@ ledger(["where", "the text says", "we find", "verdict", "condition"],
 # | `may_resume` | the whole prompt, and a watermark of free blocks (1%) | blocks for the next chunk; nobody enters in a step with a preemption |
 # | back-off | none | none |
 #
-# In kvlab: `kvlab/schedule/policies.py` are the decisions, `kvlab/costs/preemption.py` the bills, and
-# `kvlab/costs/preemption_steps.py` what you wrote. The paper is Kwon et al., "Efficient Memory Management for Large
+# In kvlab: `kvlab/schedule/policies.py` are the decisions, `kvlab/schedule/pressure.py` carries them out,
+# `kvlab/costs/preemption.py` are the bills, and `kvlab/costs/preemption_steps.py` is what you wrote. The paper is Kwon et al., "Efficient Memory Management for Large
 # Language Model Serving with PagedAttention" (2023), section 4.5.
