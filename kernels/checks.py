@@ -21,7 +21,7 @@ def check_cache(kv: Tensor) -> None:
     if kv.dtype not in DTYPES:
         raise ValueError(f"kv is {kv.dtype}: the kernels read float32, float16 and bfloat16")
     if kv.stride(-1) != 1:
-        raise ValueError(f"the last dimension of kv has stride {kv.stride(-1)}: the numbers of a head must lie together")
+        raise ValueError(f"the last dimension of kv has stride {kv.stride(-1)}: make it 1")
     if not 1 <= kv.shape[2] <= MAX_BLOCK_SIZE:
         raise ValueError(f"the block size is {kv.shape[2]}: the kernels take 1 to {MAX_BLOCK_SIZE} tokens")
     if not 1 <= kv.shape[4] <= MAX_HEAD_DIM:

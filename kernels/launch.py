@@ -78,5 +78,4 @@ def check_device(*tensors: Tensor) -> None:
         )
 
 
-
 __all__ = ["INTERPRETED", "check_device", "tl", "triton"]

@@ -18,8 +18,6 @@ from torch import Tensor
 from kvlab_kernels.checks import check_decode
 from kvlab_kernels.launch import tl, triton
 
-LOG2_E = math.log2(math.e)
-
 
 @triton.jit(do_not_specialize=["stride_table"])
 def naive_kernel(
@@ -105,7 +103,7 @@ def launch_per_head(kernel, q, kv, block_tables, seq_lens, scale, out) -> Tensor
     if num_seqs:
         kernel[(num_heads, num_seqs)](
             q, kv[0], kv[1], out, block_tables, seq_lens,
-            LOG2_E * (head_dim**-0.5 if scale is None else scale),
+            softmax_scale(scale, head_dim),
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_tables.stride(0),
             kv.stride(1), kv.stride(2), kv.stride(3),
             GROUP=num_heads // kv.shape[3],
@@ -114,3 +112,8 @@ def launch_per_head(kernel, q, kv, block_tables, seq_lens, scale, out) -> Tensor
             num_warps=4 if block_size >= 16 else 1,
         )  # fmt: skip
     return out
+
+
+def softmax_scale(scale: float | None, head_dim: int) -> float:
+    """The factor of the scores (1 / sqrt(head_dim) if None), with log2(e) in it, so that exp2 serves as exp."""
+    return math.log2(math.e) * (head_dim**-0.5 if scale is None else scale)

@@ -1,13 +1,14 @@
-"""Rung 4: online softmax (在线 softmax): one pass, with what has been added up so far rescaled when a larger score comes.
+"""Rung 4: online softmax (在线 softmax): one pass; when a larger score comes, what was added up is rescaled.
 
     scores      2 5 | 7 1 |                 two at a time
     largest         5     7
     total       e^-3 + 1,  then that times e^(5-7), plus 1 + e^-6
     result      the same with each weight times its V
 
-Weights so far were taken relative to the old largest score; times exp(old - new) they are relative to the new one. That
-factor is `alpha`. It applies to the sum of weights and to the weighted sum of V alike, and both are right after
-every block (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). So K and V are read once, one after the other.
+Weights so far were taken relative to the old largest score; times exp(old - new) they are relative to the new one.
+That factor is `alpha`. It applies to the sum of weights and to the weighted sum of V alike, and both are right after
+every block (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). So K and V are read once, one after the
+other.
 
 As rung 3, one program for each sequence and query head, one block at a time.
 """

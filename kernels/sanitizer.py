@@ -3,10 +3,10 @@
     with sanitize():
         naive_attention(q, kv, block_tables, seq_lens)     # OutOfBounds instead of a neighbour's bytes
 
-Nothing else notices them: a few bytes too far reads what happens to lie there, far too far ends the process. The check
-compares each address that is not masked with the memory of the launch's tensors, from a tensor's first byte to its last.
-It cannot see a load from the wrong tensor of the launch, or from between the rows of a tensor with gaps. Atomics are not
-checked; our kernels have none.
+Nothing else notices them: a few bytes too far reads what happens to lie there, far too far ends the process. The
+check compares each address that is not masked with the memory of the launch's tensors, from a tensor's first byte to
+its last. It cannot see a load from the wrong tensor of the launch, or from between the rows of a tensor with gaps.
+Atomics are not checked; our kernels have none.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from kvlab_kernels.launch import INTERPRETED  # first: it chooses the mode that Triton is imported in
+
 from triton.runtime import interpreter as inner  # isort: skip
 
 

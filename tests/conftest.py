@@ -3,8 +3,9 @@
 `make test` draws the same examples each time, so that it says something about the change and not about luck;
 `make test-all` draws new ones.
 
-Triton decides while it is imported whether kernels are interpreted, and transformers imports it in passing, from whichever
-test comes first. So it is said here, before any of them: interpreted, unless the environment says otherwise.
+Triton decides while it is imported whether kernels are interpreted, and transformers imports it in passing, from
+whichever test comes first. So it is said here, before any of them: interpreted, unless the environment says
+otherwise.
 """
 
 import os
