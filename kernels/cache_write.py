@@ -21,7 +21,7 @@ from kvlab_kernels.launch import check_device, tl, triton
 TILE = 1024  # numbers of one token that a program copies; more heads than that take more programs
 
 
-@triton.jit(do_not_specialize=["stride_k", "stride_v"])
+@triton.jit
 def cache_write_kernel(
     k,  # [T, ROW], ROW = num_kv_heads * head_dim, rows stride_k apart
     v,  # [T, ROW]
@@ -58,11 +58,12 @@ def reshape_and_cache(k: Tensor, v: Tensor, kv: Tensor, slot_mapping: Tensor) ->
     num_tokens, row = k.shape[0], k.shape[1] * k.shape[2]
     if num_tokens == 0:
         return
+    tile = min(TILE, triton.next_power_of_2(row))
     cache_write_kernel[(num_tokens, triton.cdiv(row, TILE))](
         k, v, kv[0], kv[1], slot_mapping,
         k.stride(0), v.stride(0), kv.stride(1), kv.stride(2),
-        BLOCK_SIZE=kv.shape[2], ROW=row, TILE=min(TILE, triton.next_power_of_2(row)),
-        num_warps=4,
+        BLOCK_SIZE=kv.shape[2], ROW=row, TILE=tile,
+        num_warps=max(tile // 256, 1),  # so that each thread moves 8 numbers at once
     )  # fmt: skip
 
 

@@ -42,9 +42,10 @@ DECODE = {
 }
 # (architecture, padded head dim): for decodes and short chunks, for prefill
 VARLEN = {
-    (80, 64): (VarlenConfig(32, 64, 4, 2), VarlenConfig(128, 64, 4, 2)),
-    (80, 128): (VarlenConfig(32, 32, 4, 2), VarlenConfig(128, 64, 8, 2)),
-    (80, 256): (VarlenConfig(32, 16, 4, 2), VarlenConfig(64, 32, 8, 2)),
+    (80, 64): (VarlenConfig(32, 64, 4, 2), VarlenConfig(128, 64, 8, 2)),
+    (80, 128): (VarlenConfig(32, 32, 4, 2), VarlenConfig(128, 32, 8, 2)),  # a tile of 64 spills there
+    (89, 128): (VarlenConfig(32, 32, 4, 2), VarlenConfig(128, 64, 8, 2)),
+    (80, 256): (VarlenConfig(32, 16, 8, 2), VarlenConfig(64, 32, 8, 2)),
 }
 LONG_QUERY = 64  # tokens from which on a chunk counts as prefill
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that one program may use
@@ -73,7 +74,8 @@ def decode_config(arch: int, head_dim: int, element_size: int = 2) -> DecodeConf
 
 def varlen_config(arch: int, head_dim: int, group: int, max_query_len: int, element_size: int = 2) -> VarlenConfig:
     """The row for a step whose longest chunk has max_query_len tokens; `group` query heads share a KV head."""
-    config = lookup(VARLEN, arch, head_dim)[max_query_len >= LONG_QUERY]
+    # fp32 does not run on tensor cores (its products are exact), and a large tile of it does not fit the registers.
+    config = lookup(VARLEN, arch, head_dim)[max_query_len >= LONG_QUERY and element_size <= 2]
     block_m = max(config.block_m, triton.next_power_of_2(group))
     return config._replace(block_m=block_m, tile=fit(config.tile, element_size))
 
@@ -88,5 +90,5 @@ def lookup(table: dict, arch: int, head_dim: int):
 
 
 def fit(tile: int, element_size: int) -> int:
-    """The tile for numbers of element_size bytes: as many bytes as for 2, and at least the 16 rows of a tl.dot."""
-    return max(tile * 2 // max(element_size, 2), 16)
+    """The tile for numbers of element_size bytes: a quarter for fp32, and at least the 16 rows of a tl.dot."""
+    return max(tile // 4, 16) if element_size > 2 else tile
