@@ -60,7 +60,7 @@ def compiling_for(arch: int) -> Iterator[list]:
     from kvlab_kernels import launch
 
     if launch.INTERPRETED:
-        raise RuntimeError("kernels are interpreted in this process: start Python with TRITON_INTERPRET=0 to compile them")
+        raise RuntimeError("this process interprets kernels: start Python with TRITON_INTERPRET=0 to compile them")
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
     from triton.runtime import driver
@@ -209,19 +209,22 @@ def table(arch: int, found: dict[str, Report]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status: 1 if --check found a fault."""
-    parser = argparse.ArgumentParser(prog="python -m kvlab_kernels.aot", description="Compile the kernels without a
-    GPU.") parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHS), help="80 (A100), 89 (4090), 90
-    (H100, H200)") action = parser.add_mutually_exclusive_group() action.add_argument("--check", action="store_true",
-    help="compare with aot_budget.json") action.add_argument("--write", action="store_true", help="write
-    aot_budget.json anew") args = parser.parse_args(argv) os.environ["TRITON_INTERPRET"] = "0" import triton
+    parser = argparse.ArgumentParser(prog="python -m kvlab_kernels.aot", description="Compile kernels without a GPU.")
+    parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHS), help="80: A100, 89: 4090, 90: H100, H200")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="compare with aot_budget.json")
+    action.add_argument("--write", action="store_true", help="write aot_budget.json anew")
+    args = parser.parse_args(argv)
+    os.environ["TRITON_INTERPRET"] = "0"
+    import triton
 
     found = {arch: reports(arch) for arch in args.arch}
     for arch in args.arch:
         print(table(arch, found[arch]))
     if args.write:
         kernels = {arch: {name: report._asdict() for name, report in found[arch].items()} for arch in found}
-        BUDGET.write_text(json.dumps({"triton": triton.__version__, "kernels": kernels}, indent=1) + "\n",
-        encoding="utf-8")
+        text = json.dumps({"triton": triton.__version__, "kernels": kernels}, indent=1)
+        BUDGET.write_text(text + "\n", encoding="utf-8")
     if not args.check:
         return 0
     budget = json.loads(BUDGET.read_text(encoding="utf-8"))
