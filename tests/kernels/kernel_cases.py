@@ -6,6 +6,7 @@ tables are no wider than the longest sequence needs. q and out are slices of wid
 
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,11 +29,11 @@ class Paged(NamedTuple):
 
 def paged(
     seq_lens, query_lens=None, *, group=2, num_kv_heads=2, head_dim=32, block_size=4, dtype=torch.float32, seed=0,
-    scale=1.0, shared=0, padding=0,
+    scale=1.0, shared=0, padding=0, spare=1,
 ) -> Paged:  # fmt: skip
     """Random K and V for sequences of these lengths. The first `shared` blocks of all sequences are the same ones.
 
-    scale: of q, to make scores large. padding: rows of q behind the last sequence's.
+    scale: of q, to make scores large. padding: rows of q behind the last sequence's. spare: blocks that nobody owns.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -41,7 +42,7 @@ def paged(
 
     query_lens = [1] * len(seq_lens) if query_lens is None else query_lens
     needed = [-(-seq_len // block_size) for seq_len in seq_lens]
-    num_blocks = sum(needed) + 1
+    num_blocks = sum(needed) + spare
     free = torch.randperm(num_blocks, generator=generator).tolist()
     common = [free.pop() for _ in range(shared)]
     tables = torch.full((len(seq_lens), max(needed, default=0)), -1, dtype=torch.int32)
@@ -110,22 +111,17 @@ def varlen(attention, case: Paged, **options) -> Tensor:
 
 
 def far_apart(seq_lens, query_lens=None, **shape) -> Paged:
-    """Two blocks 2^30 numbers apart and a third: block id times stride passes 2^31. Memory that is not touched is free.
+    """`paged`, with at least three blocks so far apart that block id times stride passes 2^31 at the last one.
 
-    pytest skips where even the address space is refused.
+    4 GiB of address space, of which only the blocks are touched. Skips the test where that is refused.
     """
-    import pytest
-
-    near = paged(seq_lens, query_lens, dtype=torch.float16, **shape)
-    num_blocks, stride = near.kv.shape[1], 1 << 30
-    inner = near.kv[0, 0].numel()
-    blocks = 3
-    assert num_blocks <= blocks + 1 and max(near.block_tables.flatten().tolist()) < blocks
+    near = paged(seq_lens, query_lens, dtype=torch.float16, spare=0, **shape)
+    num_blocks, inner = near.kv.shape[1], near.kv[0, 0].numel()
+    stride = -(-(1 << 31) // (num_blocks - 1))
+    assert num_blocks >= 3, "a stride of 2^31 would be passed as 64 bits and hide a product of 32"
     try:
-        memory = torch.empty((blocks - 1) * stride + 2 * inner, dtype=torch.float16, device=DEVICE)
+        memory = torch.empty((num_blocks - 1) * stride + 2 * inner, dtype=torch.float16, device=DEVICE)
     except RuntimeError:
         pytest.skip("4 GiB of address space are refused")
-    strides = (inner, stride, *near.kv.stride()[2:])
-    kv = memory.as_strided((2, blocks, *near.kv.shape[2:]), strides)
-    kv.copy_(near.kv[:, :blocks])
-    return near._replace(kv=kv)
+    kv = memory.as_strided(near.kv.shape, (inner, stride, *near.kv.stride()[2:]))
+    return near._replace(kv=kv.copy_(near.kv))

@@ -20,8 +20,9 @@ TILE = 16  # the smallest, so that short sequences have several
 SMALL = DecodeConfig(TILE, 4, 2)
 
 
-def gathered(q, kv, block_tables, seq_lens, *, out, scale=None):
-    longest = max(int(seq_lens.max()), 1)
+def gathered(q, kv, block_tables, seq_lens, *, out=None, scale=None):
+    longest = max(seq_lens.tolist(), default=0) or 1
+    out = torch.empty_like(q) if out is None else out
     return out.copy_(gather_attention(q, kv, block_tables, seq_lens, max_seq_len=longest, scale=scale))
 
 
@@ -51,7 +52,7 @@ def test_lengths_around_a_block_and_a_tile(attention):
 @every
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(attention, dtype):
-    decode(attention, paged([7, 50, 16], dtype=dtype, group=7))
+    decode(attention, paged([7, 50], dtype=dtype))
 
 
 @every
@@ -63,7 +64,7 @@ def test_block_sizes(attention, block_size):
 @every
 @pytest.mark.parametrize("group", [1, 4, 7, 8, 28])
 def test_groups(attention, group):
-    decode(attention, paged([18], group=group))
+    decode(attention, paged([9], group=group))
 
 
 @every
@@ -126,18 +127,15 @@ def test_twice_the_same_bits(attention):
 
 
 @every
-@pytest.mark.skipif(not launch.INTERPRETED, reason="a copy of the cache does not fit the test's other checks")
 def test_offsets_beyond_31_bits(attention):
-    if attention is gathered:
-        pytest.skip("tested with its own kernel")
-    case = far_apart([4, 3], block_size=4, num_kv_heads=1, head_dim=16)
+    case = far_apart([4, 3, 2], block_size=4, num_kv_heads=1, head_dim=16)
     out = torch.empty_like(case.q)
     attention(case.q, case.kv, case.block_tables, case.seq_lens, out=out)
     close(out, decode_reference(case.q, case.kv, case.block_tables, case.seq_lens))
 
 
 @every
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(attention, data):
     draw = data.draw
@@ -154,8 +152,6 @@ def test_any_shape(attention, data):
 
 @every
 def test_no_sequences(attention):
-    if attention is gathered:
-        pytest.skip("its test gives no max_seq_len for nothing")
     case = paged([5])
     out = attention(case.q[:0], case.kv, case.block_tables[:0], case.seq_lens[:0])
     assert out.shape == (0, 4, 32)
