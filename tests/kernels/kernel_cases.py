@@ -1,7 +1,7 @@
 """Paged sequences with traps around them, and what attention over them must give.
 
-Every slot that no sequence owns holds NaN, a block of NaN lies behind K and behind V, and the tables' tails hold -1. The
-tables are no wider than the longest sequence needs. q and out are slices of wider tensors.
+Every slot that no sequence owns holds NaN, a block of NaN lies behind K and behind V, and the tables' tails hold -1.
+The tables are no wider than the longest sequence needs. q and out are slices of wider tensors.
 """
 
 from typing import NamedTuple
