@@ -36,7 +36,7 @@ MIN_SPLIT_TOKENS = 256  # fewer are not worth a program's start and its part of 
 MERGE_TILE = 16  # splits that the merge takes at once
 
 
-@triton.jit(do_not_specialize=["stride_table", "split_tokens"])
+@triton.jit(do_not_specialize=["stride_table", "split_tokens", "stride_lse"])
 def split_kernel(
     q,  # [num_seqs, num_heads, head_dim], rows stride_q apart, heads stride_q_head
     key_cache,  # [num_blocks, block_size, num_kv_heads, head_dim]
@@ -93,7 +93,7 @@ def split_kernel(
     tl.store(to, result / total[:, None], mask=real)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "stride_lse"])
 def merge_kernel(
     partial,  # fp32 [num_seqs, num_heads, num_splits, head_dim]
     lse,  # fp32 [num_seqs, num_heads, num_splits], base 2; -inf: an empty split, whose partial is not written
