@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_cases import DEVICE, close, decode, far_apart, paged
+from kernel_cases import DEVICE, Paged, close, decode, far_apart, paged
 
 from kvlab_kernels import interpreter, launch
 from kvlab_kernels.configs import DecodeConfig
@@ -187,7 +187,7 @@ BAD = [
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message for _, message in BAD])
 @pytest.mark.parametrize("attention", [naive_attention, gqa_packed_attention, split_kv_attention])
 def test_what_does_not_fit_is_refused(attention, change, message):
-    case = paged([5, 9])
+    case = Paged(*(x.cpu() for x in paged([5, 9])))  # where values are checked too
     args = {name: getattr(case, name) for name in ("q", "kv", "block_tables", "seq_lens")}
     args |= {name: make(case) for name, make in change.items()}
     with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_cases import DEVICE, close, decode, far_apart, paged, varlen
+from kernel_cases import DEVICE, Paged, close, decode, far_apart, paged, varlen
 
 from kvlab_kernels import launch
 from kvlab_kernels.cache_write import reshape_and_cache
@@ -167,6 +167,6 @@ def test_any_batch(data):
     ],
 )
 def test_starts_that_do_not_fit_are_refused(starts, message):
-    case = paged([9, 2], [3, 1])
+    case = Paged(*(x.cpu() for x in paged([9, 2], [3, 1])))  # where values are checked too
     with pytest.raises(ValueError, match=message):
         varlen_attention(*case[:4], starts)
