@@ -4,8 +4,8 @@ Triton's autotune would try them out when a shape is first seen, so that the fir
 two runs may differ in their last bits. Here a shape always gets the same sizes.
 
 A row holds for its architecture (compute capability times 10) and for newer ones, until one of them has a row of its
-own. **Estimates**: chosen by what the compiler says (registers, spills, shared memory: `python -m
-kvlab_kernels.aot`), not yet by measurement on a GPU.
+own. **Estimates**: chosen by what the compiler says (`python -m kvlab_kernels.aot`: registers, spills, shared
+memory), not yet by measurement on a GPU.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,6 @@ VARLEN = {
     (80, 256): (VarlenConfig(32, 16, 8, 2), VarlenConfig(64, 32, 8, 2)),
 }
 LONG_QUERY = 64  # tokens from which on a chunk counts as prefill
-SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that one program may use
 
 
 def architecture(device: torch.device) -> int:

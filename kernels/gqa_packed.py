@@ -6,9 +6,9 @@
     V  [TILE, D]                                        P V is another
 
 Three ideas at once, each of which needs the others. With the group packed, the query is a matrix, so that the
-products run on tensor cores; these want 16 rows, so a group of 7 is padded. And the tile is no longer the page: a
-tile of 64 tokens looks up 64 block ids, 16 of each page, and may start and end in the midst of one. So the block size
-can be what suits the memory manager, and the tile what suits the hardware (L33 2.3 reads page by page).
+products run on tensor cores; these want 16 rows, so a group of 7 is padded. And the tile is no longer the page: each
+of a tile's 64 tokens looks up its own block id, so a tile is four pages of 16, or five, or a part of one of 256. The
+block size can be what suits the memory manager, and the tile what suits the hardware (L33 2.3 reads page by page).
 
 `sweep` is the walk over tiles with online softmax. The next two rungs call it too: they differ in where it starts and
 ends, and in what each row may see.

@@ -1,8 +1,7 @@
 """Rung 6: split one sequence's K and V among several programs (split-KV, Flash-Decoding), then merge.
 
-A decode of one sequence has as many programs as KV heads: 4 for Qwen2.5-7B, on a GPU with 132 places for them. So cut
-the
-context:
+A decode of one sequence has as many programs as KV heads: 4 for Qwen2.5-7B, on a GPU with 132 places for them. So the
+context is cut:
 
     sequence   |--- split 0 ---|--- split 1 ---|--- split 2 --|        3 programs for each KV head
     each       its own softmax: result_i [D] and lse_i = log(sum of exp(score))

@@ -4,7 +4,7 @@ The engine's step is a flat batch: each sequence owns some rows of q, a decode o
 are new. Programs are for blocks of rows, of which each sequence has its own number:
 
     query_start_loc  [0, 1, 6, 7]        sequences of 1, 5 and 1 rows; BLOCK_Q = 2
-    query blocks      0 | 1 2 3 | 4      a block never spans two sequences
+    query blocks      0 | 1 2 3 | 5      a block never spans two sequences; number 4 has nothing to do
     block 2           sequence 1, its rows 2 and 3 -> rows 3 and 4 of q
 
 The host does not count them, since the lengths lie on the GPU. It launches T // BLOCK_Q + num_seqs programs, which is
