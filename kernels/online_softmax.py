@@ -7,7 +7,7 @@
 
 Weights so far were taken relative to the old largest score; times exp(old - new) they are relative to the new one.
 That factor is `alpha`. It applies to the sum of weights and to the weighted sum of V alike, and both are right after
-every block (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). So K and V are read once, once each.
+every block (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). So K and V are each read once.
 
 As rung 3, one program for each sequence and query head, one block at a time.
 """
