@@ -1,10 +1,13 @@
 """The Triton ladder (labs 10 and 11) and the kernels that the engine uses; installed and imported as
 `kvlab_kernels`.
 
-Nothing is here yet. What will come, each rung one file with the plain torch function that it must equal
-beside it:
+Each rung is one file, with the picture, the kernel, a function that checks and launches it, and beside it the plain
+function that it must equal:
 
-    gather  ->  naive paged attention  ->  online softmax  ->  GQA-packed  ->  split-KV, varlen, quantised KV
+    cache_write  ->  gather  ->  naive  ->  online_softmax  ->  gqa_packed  ->  split_kv, varlen
+
+`launch` chooses between GPU and interpreter, `interpreter` and `sanitizer` serve the latter, `configs` holds the sizes,
+`aot` asks the compiler without a GPU. README.md says what has run where.
 
 Importing this package never imports triton: each kernel's file does, when it is asked for.
 """

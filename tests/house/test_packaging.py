@@ -96,7 +96,8 @@ def test_a_wheel_has_everything_and_calls_nothing_kernels(tmp_path):
     )
     (wheel,) = tmp_path.glob("kvlab-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert "kvlab_kernels/__init__.py" in names and not any(name.startswith("kernels/") for name in names)
+    assert {"kvlab_kernels/__init__.py", "kvlab_kernels/aot_budget.json"} <= names
+    assert not any(name.startswith("kernels/") for name in names)
     for path in (ROOT / "kvlab").rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             assert path.relative_to(ROOT).as_posix() in names
