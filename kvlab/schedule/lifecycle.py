@@ -12,6 +12,8 @@ One kind of request is born in the middle of the table: a sibling (n > 1) comes 
 step that its parent ran. It counts as running there, also if it finds no seat afterwards and waits.
 """
 
+from functools import cache
+
 from kvlab.schedule.request import RequestStatus
 
 WAITING, RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
@@ -29,23 +31,27 @@ EVENTS = {
     "error": "something went wrong that concerns this request alone",
 }
 
-TRANSITIONS: dict[tuple[RequestStatus, str], RequestStatus] = {
-    (WAITING, "schedule"): RUNNING,
-    (PREEMPTED, "schedule"): RUNNING,
-    (SWAPPED, "schedule"): RUNNING,
-    (RUNNING, "recompute"): PREEMPTED,
-    (RUNNING, "swap"): SWAPPED,
-    (SWAPPED, "lose"): PREEMPTED,
-    (RUNNING, "stop"): RequestStatus.FINISHED_STOPPED,
-    (RUNNING, "length"): RequestStatus.FINISHED_LENGTH_CAPPED,
-    **{(status, "abort"): RequestStatus.FINISHED_ABORTED for status in LIVE},
-    **{(status, "error"): RequestStatus.FINISHED_ERROR for status in LIVE},
-}
+
+@cache
+def transitions() -> dict[tuple[RequestStatus, str], RequestStatus]:
+    """All that can happen: (status, event) -> the next status. 16 entries; nothing happens to who is finished."""
+    return {
+        (WAITING, "schedule"): RUNNING,
+        (PREEMPTED, "schedule"): RUNNING,
+        (SWAPPED, "schedule"): RUNNING,
+        (RUNNING, "recompute"): PREEMPTED,
+        (RUNNING, "swap"): SWAPPED,
+        (SWAPPED, "lose"): PREEMPTED,
+        (RUNNING, "stop"): RequestStatus.FINISHED_STOPPED,
+        (RUNNING, "length"): RequestStatus.FINISHED_LENGTH_CAPPED,
+        **{(status, "abort"): RequestStatus.FINISHED_ABORTED for status in LIVE},
+        **{(status, "error"): RequestStatus.FINISHED_ERROR for status in LIVE},
+    }
 
 
 def next_status(status: str, event: str) -> str:
     """The status after `event`, both as RequestStatus's values. ValueError, naming both, if it cannot happen then."""
-    for (before, what), after in TRANSITIONS.items():
+    for (before, what), after in transitions().items():
         if before.value == status and what == event:
             return after.value
     raise ValueError(f"{event!r} cannot happen to a request that is {status!r}")
