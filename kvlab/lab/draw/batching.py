@@ -125,8 +125,8 @@ def over_time(ax: Any, columns: Mapping[str, Sequence[int]], title: str = "", to
     end = (columns["start_ns"][-1] + columns["duration_ns"][-1]) / 1e9
     seconds, running = [*seconds, end], [*columns["num_running"], 0]
     waiting = [*columns["num_waiting"], 0]
-    ax.fill_between(seconds, running, step="post", color="#56B4E9", edgecolor=INK, lw=0.6)
-    ax.step(seconds, waiting, where="post", color="#D55E00", lw=2, linestyle="--")
+    ax.fill_between(seconds, running, step="post", facecolor="#56B4E9", edgecolor=INK, lw=0.6, label="running")
+    ax.step(seconds, waiting, where="post", color="#D55E00", lw=2, linestyle="--", label="waiting")
     ax.set(xlim=(0, None), ylim=(0, top))
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
