@@ -504,6 +504,7 @@ check("admit")
 # %%
 from kvlab.schedule.on_paper import Stuck
 
+
 # %% ex="serve"
 def serve(requests, num_seats, admit):
     """The loop of an engine.
@@ -969,6 +970,7 @@ for kind, gpu in (("H100", h100), ("an H100 without any loss", ideal)):
 
 # %%
 from kvlab.primer import step_flops, step_seconds
+
 
 # %% ex="full_memory"
 def full_memory(gpu, shape, kv_bytes, context, reserve):

@@ -1,10 +1,12 @@
 """Lab 07, continuous batching: its exercises."""
 
 import itertools
+from dataclasses import dataclass
+from math import isclose
 
 from hypothesis import strategies as st
 
-from kvlab.grade import Approx, Exercise, LabInfo, Trace, calls, say
+from kvlab.grade import Exercise, LabInfo, Trace, calls, say
 from kvlab.primer import GPUS
 from kvlab.sizing import GB, model_shape
 
@@ -17,6 +19,25 @@ LENGTHS = st.lists(st.integers(1, 7), max_size=9)
 
 def one(name, *arguments, why=None):
     return Trace((), ((name, *arguments),), why)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Whole numbers, exactly, and then others, about: of a few digits where they are told."""
+
+    whole: list
+    about: list
+
+    def accepts(self, value):
+        if not isinstance(value, list) or len(value) != len(self.whole) + len(self.about):
+            return False
+        whole, about = value[: len(self.whole)], value[len(self.whole) :]
+        return all(type(a) is int and a == b for a, b in zip(whole, self.whole, strict=True)) and all(
+            type(a) in (int, float) and isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(about, self.about, strict=True)
+        )
+
+    def __str__(self):
+        return "(" + ", ".join([*map(str, self.whole), *(f"about {number:.4g}" for number in self.about)]) + ")"
 
 
 class Seats:
@@ -74,7 +95,7 @@ class GhostIdle(Exercise):
             while any(length > steps for length in lengths):
                 steps += 1
             states = [step < length for length in lengths for step in range(steps)]
-            return [steps, states.count(False), Approx(states.count(False) / len(states))]
+            return Numbers([steps, states.count(False)], [states.count(False) / len(states)])
 
     def traces(self):
         return calls("ghost_idle", st.lists(st.integers(1, 30), min_size=1, max_size=8))
@@ -84,10 +105,10 @@ class GhostIdle(Exercise):
             return CHANGED
         if not isinstance(got, list) or len(got) != 3:
             return say("Return three numbers: the steps, the idle seat-steps, and their share, from 0 to 1.")
-        if got[0] != expected[0]:
+        if got[0] != expected.whole[0]:
             return say("Nobody leaves before the last one has ended, so the batch takes as many steps as its longest "
                        "request has tokens.")  # fmt: skip
-        if got[1] != expected[1] or not isinstance(got[1], int):
+        if got[1] != expected.whole[1] or not isinstance(got[1], int):
             return say("An idle seat-step is one seat in one step in which it brings no token. A request of length n in a "
                        "batch of s steps is idle for s - n of them. It is a whole number.")  # fmt: skip
         return say("The share is idle seat-steps over ALL seat-steps of the batch, busy and idle. Not over the busy ones, "
@@ -510,6 +531,8 @@ class NextStatus(Exercise):
         if event in ("abort", "error"):
             return say("Users leave, and things break, at any time until a request has ended. The status afterwards is "
                        "called like the event.")  # fmt: skip
+        if event in ("stop", "length"):
+            return say("It has ended, and the status afterwards is called like the event.")
         if status == "swapped" and event == "schedule":
             return say("Its K/V is copied back when it takes a seat: then it runs like any other.")
         return say("Ask two things: has it a seat after this event? And where is its K/V?")
@@ -552,13 +575,13 @@ class FullMemory(Exercise):
             if kv_bytes >= reserve * per_token:
                 batch = int(kv_bytes / (reserve * per_token) + 1e-12)
             if not batch:
-                return [0, Approx(0.0), Approx(0.0)]
+                return Numbers([0], [0.0, 0.0])
             head = shape.vocab_size * shape.hidden_size
             q = shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
             flops = batch * (2 * shape.num_layer_weights + 2 * head + 4 * q * (context + 1))
             moved = 2 * (shape.num_layer_weights + head + batch * shape.hidden_size) + batch * (context + 1) * per_token
             seconds = max(flops / chip.peak_flops, moved / chip.bandwidth)
-            return [batch, Approx(seconds, rel=1e-6), Approx(flops / chip.peak_flops / seconds, rel=1e-6)]
+            return Numbers([batch], [seconds, flops / chip.peak_flops / seconds])
 
     def traces(self):
         chips, models = st.sampled_from(["H100", "A100", "L4"]), st.sampled_from(["Llama-3-8B", "Qwen2.5-7B"])
@@ -575,12 +598,12 @@ class FullMemory(Exercise):
     def explain(self, op, expected, got):
         if not isinstance(got, list) or len(got) != 3:
             return say("Return three numbers: how many requests fit, the seconds of a step, and the share, 0 to 1.")
-        if got[0] != expected[0] or type(got[0]) is not int:
+        if got[0] != expected.whole[0] or type(got[0]) is not int:
             return say("Each request holds `reserve` slots, used or not, and kv_bytes_per_token() bytes for each slot. "
                        "Only whole requests fit: a whole number, rounded down.")  # fmt: skip
         if not got[0]:
             return say("If not one fits, nothing runs: (0, 0.0, 0.0).")
-        if not expected[1].accepts(got[1]):
+        if type(got[1]) not in (int, float) or not isclose(got[1], expected.about[0], rel_tol=1e-6):
             return say("The step has one pair for each request that fits: (1, context). What is reserved and not written "
                        "is not read.")  # fmt: skip
         return say("The share: operations of the step, over what the chip could do in these seconds (peak_flops a second). "
