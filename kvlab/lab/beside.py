@@ -81,11 +81,12 @@ class Comparison:
         return rows
 
 
-def run_beside_ours(parts: Any, *, num_requests: int = 6, num_samples: int = 3, max_tokens: int = 24,
+def run_beside_ours(parts: Any, *, num_requests: int = 6, num_samples: int = 3, max_tokens: int | Sequence[int] = 24,
                     stand_in: bool | None = None, **options: Any) -> Comparison:  # fmt: skip
     """Run the same requests twice: with `parts` (a kvlab.parts.Parts) and with ours.
 
-    num_requests chats share a system prompt; the first one is sampled num_samples times, which forks it.
+    num_requests chats share a system prompt; the first one is sampled num_samples times, which forks it. max_tokens: of
+    all, or of each.
     options: fields of kvlab.EngineConfig, for both. stand_in: True runs the slot-echo model even where torch is.
     """
     from kvlab.parts import Parts
@@ -93,8 +94,11 @@ def run_beside_ours(parts: Any, *, num_requests: int = 6, num_samples: int = 3, 
     if stand_in is None:
         stand_in = find_spec("torch") is None or find_spec("transformers") is None
     run = _run_stand_in if stand_in else _run_model
+    limits = [max_tokens] * num_requests if isinstance(max_tokens, int) else list(max_tokens)
+    if len(limits) != num_requests:
+        raise ValueError(f"max_tokens has {len(limits)} numbers for {num_requests} requests: give one for each")
     params = [SamplingParams(n=num_samples if i == 0 else 1, temperature=0.8 if i == 0 else 0.0, seed=7,
-                             max_tokens=max_tokens) for i in range(num_requests)]  # fmt: skip
+                             max_tokens=limit) for i, limit in enumerate(limits)]  # fmt: skip
     small = {"block_size": 16, "num_gpu_blocks_override": 96, "max_num_batched_tokens": 128, "max_model_len": 384}
     options = small | options
     ours = run(Parts(), params, options)

@@ -4,6 +4,7 @@
                                    ^                              |
                                    +------ preempt (swap, recompute)
 
+lifecycle says what can happen to a request, on_paper what batching does to requests of known length (lab 07).
 Plain Python: no tensors. What it decides is a SchedulerOutput; how it decides is in Policies, which a lab replaces.
 """
 

@@ -6,5 +6,6 @@
     tables   block tables over shared blocks (04)
     boxes    rows of boxes, the pool over time (05)
     tree     a radix tree (06)
+    batching seats over time, a request's states, who runs and who waits (07)
     pressure swap against recompute, and who is thrown out when (09)
 """
