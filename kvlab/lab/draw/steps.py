@@ -17,8 +17,9 @@ BLUE, SKY, ORANGE, RED, GREEN, INK = "#0072B2", "#56B4E9", "#E69F00", "#D55E00",
 CHUNK, DECODE = {"facecolor": "#F7DDA4", "hatch": "///"}, {"facecolor": SKY, "hatch": ""}
 
 
-def grid(ax: Any, rows: Sequence[Sequence[int]], came: Sequence[Sequence[int]], requests: Sequence[tuple[int, int, int]],
-         budget: int, names: str = "ABCDEFGH", title: str = "") -> None:  # fmt: skip
+def grid(ax: Any, rows: Sequence[Sequence[int]], came: Sequence[Sequence[int]],
+         requests: Sequence[tuple[int, int, int]], budget: int, names: str = "ABCDEFGH",
+         title: str = "") -> None:  # fmt: skip
     """A timetable. rows, came: as from kvlab.schedule.timetable; under each step its tokens, `budget` at most."""
     from matplotlib.patches import Rectangle
 

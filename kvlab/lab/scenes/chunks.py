@@ -70,7 +70,7 @@ def whole(longest: int) -> EngineConfig:
 
 def on_paper(requests: Sequence[tuple[int, int, int]], budget: int, limit: int,
              parts: Any = None) -> tuple[list[list[int]], list[list[int]]]:  # fmt: skip
-    """What the simulator makes of (arrival, prompt, output) when every step takes a second: rows, and when tokens came."""
+    """What the simulator makes of (arrival, prompt, output), a second a step: rows, and who got tokens when."""
     workload = Workload("paper", [Arrival(a * NS, p, o, str(i)) for i, (a, p, o) in enumerate(requests)])
     config = config_of(budget, limit)
     config.num_gpu_blocks_override = 1000  # making a pool takes longer than such a run
