@@ -14,6 +14,7 @@ OF_LAB = {  # lab -> the parts that it must give
     "04": {"fork", "ensure_writable"},
     "05": {"prefix_index"},
     "06": {"prefix_index"},
+    "08": {"plan_tokens"},
     "09": {"choose_victim", "swap_or_recompute", "may_resume"},
 }
 

@@ -6,5 +6,6 @@
     tables   block tables over shared blocks (04)
     boxes    rows of boxes, the pool over time (05)
     tree     a radix tree (06)
+    steps    steps under a token budget: timetables, bars, gaps (08)
     pressure swap against recompute, and who is thrown out when (09)
 """

@@ -4,5 +4,6 @@
     sharing    samples and beams word by word (lab 04)      reuse    chats and agents before a prefix cache (05)
     tree       traffic through caches with several rules of eviction (06)
     traffic    an hour of real traffic, from committed results (06, 07)
+    chunks     long prompts among readers, step by step (08)
     pressure   too little memory: who runs, waits and is thrown out, step by step (09)
 """
