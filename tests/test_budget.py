@@ -1,11 +1,9 @@
-"""What a token budget costs: chunks add up, the knee agrees with the cost model, drafts with dice."""
-
-import random
+"""What a token budget costs: chunks add up, the knee agrees with the cost model."""
 
 import pytest
 
 from kvlab.costs import GPUCost, work_of_step
-from kvlab.costs.budget import chunk_work, expected_tokens, knee, largest_chunk
+from kvlab.costs.budget import chunk_work, knee, largest_chunk
 from kvlab.schedule.timetable import chunks
 
 
@@ -44,15 +42,3 @@ def test_the_largest_chunk_fits_and_the_next_does_not():
     assert len(asked) <= 15
     assert seconds(chunk) <= 0.05 < seconds(chunk + 1)
     assert largest_chunk(seconds, 1e-6, 16_384) == 0 and largest_chunk(seconds, 60, 900) == 900
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
-def test_expected_tokens_agree_with_dice(acceptance):
-    rng, total, throws = random.Random(2), 0, 20_000
-    for _ in range(throws):
-        tokens = 1
-        while tokens <= 3 and rng.random() < acceptance:
-            tokens += 1
-        total += tokens
-    assert total / throws == pytest.approx(expected_tokens(acceptance, 3), abs=0.03)
-    assert expected_tokens(acceptance, 0) == 1

@@ -3,7 +3,6 @@
     chunk_work        query-key pairs and K/V tokens read, chunk by chunk: the first add up, the second grow
     knee              from how many tokens on a step is bound by arithmetic: the smallest budget that fills the GPU
     largest_chunk     the largest chunk that keeps a step within a limit of time: the largest budget that readers bear
-    expected_tokens   what a step brings that verifies drafts (speculative decoding), for the tokens it takes
 """
 
 from collections.abc import Callable, Iterable
@@ -43,11 +42,3 @@ def largest_chunk(seconds: Callable[[int], float], limit: float, most: int) -> i
             high = middle - 1
     return low
 
-
-def expected_tokens(acceptance: float, num_drafts: int) -> float:
-    """Tokens that a step brings on average which verifies `num_drafts` drafts of one request.
-
-    Each draft is accepted with probability `acceptance` if all before it were; the model adds one token of its own
-    behind the last accepted one. The step computes num_drafts + 1 tokens (Leviathan et al., 2023).
-    """
-    return sum(acceptance**accepted for accepted in range(num_drafts + 1))

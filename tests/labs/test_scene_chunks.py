@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.costs import GPUCost, work_of_step
-from kvlab.lab.scenes.chunks import NEWCOMER, beside, config_of, longest_gaps, on_paper, traffic, watch, whole
+from kvlab.lab.scenes.chunks import NEWCOMER, beside, config_of, longest_gaps, mixed, on_paper, watch, whole
 from kvlab.parts import Parts
 from kvlab.sim import Simulator
 
@@ -59,7 +59,7 @@ def test_a_budget_that_the_readers_use_up_is_refused():
 
 
 def test_watched_steps_are_those_of_the_simulator():
-    workload = traffic(num_requests=12)
+    workload = mixed(num_requests=12)
     config = config_of(256, 128)
     steps, result = watch(workload, config, COST), Simulator(config, COST).run(workload)
     columns = result.step_columns
@@ -71,7 +71,7 @@ def test_watched_steps_are_those_of_the_simulator():
 
 
 def test_without_chunks_no_prompt_is_cut():
-    workload = traffic(num_requests=12)
+    workload = mixed(num_requests=12)
     steps = watch(workload, whole(40_000), COST)
     lengths = {a.request_id: a.prompt_tokens for a in workload.arrivals}
     first = {}
@@ -88,4 +88,4 @@ def test_on_paper_counts_steps_from_the_first_moment_on():
 
 
 def test_traffic_is_the_same_from_the_same_seed():
-    assert traffic(3).arrivals == traffic(3).arrivals != traffic(4).arrivals
+    assert mixed(3).arrivals == mixed(3).arrivals != mixed(4).arrivals

@@ -101,7 +101,7 @@ def triangle(ax: Any, sizes: Sequence[int], title: str = "", marks: Sequence[str
     """
     total, start = sum(sizes), 0
     for i, end in enumerate(accumulate(sizes)):
-        look = (CHUNK, {"facecolor": "white", "hatch": ""}, {"facecolor": SKY, "hatch": ".."})[i % 3]
+        look = (CHUNK, {"facecolor": "white", "hatch": ""}, {"facecolor": "#D0D0D0", "hatch": ".."})[i % 3]
         ax.fill([0, start, end, 0], [start, start, end, end], edgecolor=INK, linewidth=1, **look)
         if marks:
             ax.text(end + 0.02 * total, (start + end) / 2, marks[i], va="center", fontsize=10)

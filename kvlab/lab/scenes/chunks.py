@@ -3,7 +3,7 @@
     watch(workload, config, costs, parts)   -> [Step, ...]     every step of a run
     on_paper(requests, budget, limit)       -> rows, came      the simulator's steps in the form of a timetable
     beside(budget, costs)                   -> Scene           one long prompt arrives beside readers
-    traffic(seed)                           -> Workload        chats and documents, mixed
+    mixed(seed)                             -> Workload        chats and documents
 """
 
 from collections import Counter
@@ -155,7 +155,7 @@ def beside(budget: int, costs: StepCost, *, prompt: int = 8000, num_readers: int
     return Scene(budget, shown, arrival, first)
 
 
-def traffic(seed: int = 8, num_requests: int = 250, rate: float = 2.5) -> Workload:
+def mixed(seed: int = 8, num_requests: int = 160, rate: float = 2.5) -> Workload:
     """Chats and documents, mixed: prompts of 2,000 tokens on average and of up to 30,000, answers of 150."""
     return make_workload(num_requests, Lognormal(2000, 1.2, 30_000), Lognormal(150, 0.8, 1000), Poisson(rate),
                          seed=seed, name="chats and documents")  # fmt: skip

@@ -488,7 +488,8 @@ class ExpectedTokens(Exercise):
 
     name, points, minutes, stretch, section = "expected_tokens", 2, 12, True, "L33 4.3"
     defines = ("expected_tokens",)
-    ours = {"expected_tokens": BUDGET + "expected_tokens"}
+    ours = {"expected_tokens": "kvlab.sim.speculation:expected_tokens"}
+    bars = ("kvlab.sim.speculation:Speculation",)
     hints = (
         say("When does the step bring at least 1 token? At least 2? At least 3? Write down each probability."),
         say("At least 1: always. At least 2: the first draft is accepted. At least 3: the first two are. The expected "
