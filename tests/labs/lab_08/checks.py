@@ -150,11 +150,11 @@ class PlanTokens(Exercise):
             return say("Nobody can compute more tokens than it has pending.")
         if max(got, default=0) > limit:
             return say("No request gets more than `limit` tokens in one step, even if budget is left.")
-        decodes = [i for i, tokens in enumerate(pending) if tokens == 1]
-        if sum(got[i] for i in decodes) < sum(expected[i] for i in decodes):
+        readers = [i for i, tokens in enumerate(pending) if tokens == 1]
+        if sum(got[i] for i in readers) < sum(expected[i] for i in readers):
             return say("Somebody who decodes has got nothing, although there was budget: he is reading, and sees a pause. "
                        "All with exactly one token pending come before any chunk.")  # fmt: skip
-        if [got[i] for i in decodes] != [expected[i] for i in decodes]:
+        if [got[i] for i in readers] != [expected[i] for i in readers]:
             return say("Too many decodes for the budget: serve them in the order of the list.")
         if sum(got) < sum(expected):
             return say("Budget is left over, and somebody could have used it. Give each chunk the smallest of what it has "
