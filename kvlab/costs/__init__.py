@@ -5,6 +5,7 @@
 
     GPUCost        from first principles: bytes, FLOP, launches, transfers, for a named GPU and model
     FittedCost     fitted to measured steps (`kvlab calibrate`), in JSON
+    budget         what a chunk costs, the knee, the largest chunk within a limit of time
     preemption     swap_seconds, recompute_seconds, and where they cross; preemption_steps: the same as lab 09 builds it
 """
 

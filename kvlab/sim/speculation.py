@@ -20,6 +20,11 @@ from kvlab.schedule import Request
 from kvlab.schedule.output import SchedulerOutput
 
 
+def expected_tokens(acceptance: float, num_drafts: int) -> float:
+    """Tokens that a verification of k drafts brings on average, for 1 + k of the budget: 1 + a + a^2 + ... + a^k."""
+    return sum(acceptance**accepted for accepted in range(num_drafts + 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
     """num_drafts: tokens that are guessed for a decoding request in each step, k (fewer before its last token).
@@ -45,8 +50,8 @@ class Speculation:
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens that a verification of all k drafts brings on average: 1 + a + a^2 + ... + a^k."""
-        return sum(self.acceptance**i for i in range(self.num_drafts + 1))
+        """Tokens that a verification of all k drafts brings on average."""
+        return expected_tokens(self.acceptance, self.num_drafts)
 
     def holds(self, number: int, position: int) -> bool:
         """Whether a draft for token `position` of request `number` of the workload is what the model says."""

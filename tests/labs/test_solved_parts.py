@@ -15,6 +15,7 @@ OF_LAB = {  # lab -> the parts that it must give
     "05": {"prefix_index"},
     "06": {"prefix_index"},
     "07": {"admit"},
+    "08": {"plan_tokens"},
     "09": {"choose_victim", "swap_or_recompute", "may_resume"},
 }
 

@@ -7,5 +7,6 @@
     boxes    rows of boxes, the pool over time (05)
     tree     a radix tree (06)
     batching seats over time, a request's states, who runs and who waits (07)
+    steps    steps under a token budget: timetables, bars, gaps (08)
     pressure swap against recompute, and who is thrown out when (09)
 """
