@@ -21,13 +21,14 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 def quantize(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
     """x [..., D] -> (numbers [..., D] of dtype, scales fp32 [...]): x is nearly numbers * scales[..., None].
 
-    A vector of zeros has scale 0. One with infinity or NaN in it has a scale that is not finite, so that it is read
+    A vector of zeros has scale 0. One with infinity or NaN in it has an infinite scale and zeros, so that it is read
     again as NaN, never as a number that looks right. dtype: torch.int8, or float8_e4m3fn; KeyError for others.
     """
     wide = x if x.dtype == torch.float64 else x.float()
-    largest = wide.abs().amax(-1, keepdim=True)
+    magnitudes = wide.abs()
+    largest = torch.where(magnitudes < torch.inf, magnitudes, torch.inf).amax(-1, keepdim=True)
     scales = (largest / LARGEST[dtype]).float()
-    known = (scales > 0) & scales.isfinite()
+    known = (scales > 0) & (scales < torch.inf)
     # Where scales are subnormal they are rounded so coarsely that more than the largest can come out.
     scaled = torch.where(known, wide / scales, 0.0).clamp(-LARGEST[dtype], LARGEST[dtype])
     if dtype == torch.int8:
