@@ -108,11 +108,11 @@ def compiling_for(arch: int) -> Iterator[list]:
         JITFunction.run, launch.compile_only = run, False
 
 
-def launch_all(arch: int) -> None:
-    """Every launcher once, as the engine calls it on that architecture."""
+def launch_all(arch: int) -> Iterator[str]:
+    """Every launcher once, as the engine calls it on that architecture. Yields what launches since the last were for."""
     import torch
 
-    from kvlab_kernels import cache_write, configs, gather, gqa_packed, naive, online_softmax, split_kv, varlen
+    from kvlab_kernels import cache_write, configs, gather, gqa_packed, naive, online_softmax, quantized, split_kv, varlen
 
     def bf16(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
@@ -132,18 +132,36 @@ def launch_all(arch: int) -> None:
     gqa_packed.gqa_packed_attention(*decode, config=config)
     split_kv.split_kv_attention(*decode, num_splits=8, config=config)
     starts = torch.tensor([0, 1, 2, 30], dtype=torch.int32)
-    for longest in (1, 1024):
-        config = configs.varlen_config(arch, HEAD_DIM, HEADS // KV_HEADS, longest)
-        varlen.varlen_attention(q, kv, tables, lens, starts, config=config)
+    shape = (arch, HEAD_DIM, HEADS // KV_HEADS)
+    short, long = (configs.varlen_config(*shape, longest) for longest in (1, 1024))
+    varlen.varlen_attention(q, kv, tables, lens, starts, config=short)
+    yield ""
+    varlen.varlen_attention(q, kv, tables, lens, starts, config=long)
+    yield "prefill"
+    scales = torch.empty(kv.shape[:4])
+    config = configs.decode_config(arch, HEAD_DIM, quantized=True)
+    short, long = (configs.varlen_config(*shape, longest, quantized=True) for longest in (1, 1024))
+    for dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8")):
+        if name == "fp8" and arch < 89:
+            continue
+        small = kv.to(dtype)
+        quantized.quantize_and_cache(k, v, small, scales, torch.arange(rows))
+        decode = (q[:num_seqs], small, tables, lens)
+        split_kv.split_kv_attention(*decode, scales=scales, num_splits=8, config=config)
+        varlen.varlen_attention(q, small, tables, lens, starts, scales=scales, config=short)
+        yield name
+        varlen.varlen_attention(q, small, tables, lens, starts, scales=scales, config=long)
+        yield f"{name}, prefill"
 
 
 def reports(arch: int) -> dict[str, Report]:
-    """Compile all for one architecture -> kernel's name: what is in it. varlen comes twice, for decodes and prefill."""
+    """Compile all for one architecture -> kernel's name, and in brackets what for if that matters: what is in it."""
     found: dict[str, Report] = {}
     with compiling_for(arch) as compiled:
-        launch_all(arch)
-    for name, kernel in compiled:
-        found[f"{name} (prefill)" if name in found else name] = inspect(kernel)
+        for purpose in launch_all(arch):
+            for name, kernel in compiled:
+                found[f"{name} ({purpose})" if purpose else name] = inspect(kernel)
+            compiled.clear()
     return found
 
 

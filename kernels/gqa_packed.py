@@ -143,7 +143,7 @@ def gqa_packed_attention(
     """
     out = check_decode(q, kv, block_tables, seq_lens, out, scales)
     (num_seqs, num_heads, head_dim), num_kv_heads = q.shape, kv.shape[3]
-    config = config or decode_config(architecture(q.device), head_dim, q.element_size())
+    config = config or decode_config(architecture(q.device), head_dim, q.element_size(), scales is not None)
     if num_seqs:
         gqa_packed_kernel[(num_kv_heads, num_seqs)](
             q, kv[0], kv[1], *halves(scales), out, block_tables, seq_lens, softmax_scale(scale, head_dim),

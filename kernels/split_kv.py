@@ -195,7 +195,7 @@ def split_kv_attention(
         num_splits = max(triton.cdiv(max_seq_len, split_tokens), 1)
     elif num_splits is None:
         num_splits = choose_num_splits(num_seqs, num_kv_heads, max_seq_len, num_sms(q.device))
-    config = config or decode_config(architecture(q.device), head_dim, q.element_size())
+    config = config or decode_config(architecture(q.device), head_dim, q.element_size(), scales is not None)
     # With split_tokens one split takes the long way too: the other kernel may be compiled to other bits.
     if num_splits == 1 and split_tokens is None:
         return gqa_packed_attention(q, kv, block_tables, seq_lens, scales=scales, scale=scale, out=out, config=config)

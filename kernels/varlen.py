@@ -128,7 +128,8 @@ def varlen_attention(
     group = num_heads // num_kv_heads
     if config is None:
         longest = num_rows if max_query_len is None else max_query_len
-        config = varlen_config(architecture(q.device), head_dim, group, longest, q.element_size())
+        arch, quantized = architecture(q.device), scales is not None
+        config = varlen_config(arch, head_dim, group, longest, q.element_size(), quantized)
     if config.block_m < max(group, 16):
         raise ValueError(f"block_m is {config.block_m}: a position has {group} rows, and tl.dot needs 16")
     block_q = config.block_m // group
