@@ -109,10 +109,21 @@ def compiling_for(arch: int) -> Iterator[list]:
 
 
 def launch_all(arch: int) -> Iterator[str]:
-    """Every launcher once, as the engine calls it on that architecture. Yields what launches since the last were for."""
+    """Every launcher once, as the engine calls it on that architecture. Yields what the last launches were for."""
     import torch
 
-    from kvlab_kernels import cache_write, configs, gather, gqa_packed, naive, online_softmax, quantized, split_kv, varlen
+    from kvlab_kernels import (
+        block_copy,
+        cache_write,
+        configs,
+        gather,
+        gqa_packed,
+        naive,
+        online_softmax,
+        quantized,
+        split_kv,
+        varlen,
+    )
 
     def bf16(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
@@ -135,6 +146,7 @@ def launch_all(arch: int) -> Iterator[str]:
     shape = (arch, HEAD_DIM, HEADS // KV_HEADS)
     short, long = (configs.varlen_config(*shape, longest) for longest in (1, 1024))
     varlen.varlen_attention(q, kv, tables, lens, starts, config=short)
+    block_copy.copy_blocks(block_copy.pieces_of([kv, kv]), [(1, 2)])
     yield ""
     varlen.varlen_attention(q, kv, tables, lens, starts, config=long)
     yield "prefill"

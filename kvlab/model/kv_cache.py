@@ -152,18 +152,22 @@ class KVCache:
             raise ValueError(f"block operation {op} writes to block 0: the null block must stay zero")
 
 
-def independent_runs(block_ops: Iterable[BlockOp]) -> list[tuple[str, list[int], list[int]]]:
+def independent_runs(
+    block_ops: Iterable[BlockOp], at_once: bool = False
+) -> list[tuple[str, list[int], list[int]]]:
     """Cut an ordered list into runs (kind, sources, targets) whose reads may all come before their writes.
 
     An operation starts a new run when it writes a block that the run has written, or reads one that it has
-    written (only a copy can: a swap reads one memory and writes the other).
+    written (only a copy can: a swap reads one memory and writes the other). at_once: also when it writes a block
+    that the run reads, so that a run's operations may happen in any order, as the programs of a kernel do.
     """
-    runs, written = [], set()
+    runs, written, read = [], set(), set()
     for kind, src, dst in block_ops:
-        hazard = dst in written or (kind == "copy" and src in written)
+        hazard = dst in written or (kind == "copy" and (src in written or (at_once and dst in read)))
         if not runs or runs[-1][0] != kind or len(runs[-1][1]) == MAX_RUN or hazard:
             runs.append((kind, [], []))
-            written = set()
+            written, read = set(), set()
+        read.add(src)
         runs[-1][1].append(src)
         runs[-1][2].append(dst)
         written.add(dst)

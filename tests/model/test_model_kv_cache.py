@@ -84,12 +84,25 @@ def test_runs_keep_the_order_and_hold_no_hazard(ops):
             assert all(source not in targets[:i] for i, source in enumerate(sources))
 
 
+@given(OPS)
+def test_runs_for_a_kernel_read_nothing_that_they_write(ops):
+    runs = independent_runs(ops, at_once=True)
+    assert [(kind, s, d) for kind, src, dst in runs for s, d in zip(src, dst, strict=True)] == ops
+    for kind, sources, targets in runs:
+        assert len(set(targets)) == len(targets)
+        if kind == "copy":
+            pairs = list(zip(sources, targets, strict=True))
+            assert not any(s == d for i, (s, _) in enumerate(pairs) for j, (_, d) in enumerate(pairs) if i != j)
+
+
 def test_neighbours_without_hazards_move_together():
     copies = [("copy", 1, 4), ("copy", 2, 5), ("copy", 3, 6)]
     assert independent_runs(copies) == [("copy", [1, 2, 3], [4, 5, 6])]
     assert len(independent_runs([("copy", 1, 2), ("copy", 2, 3)])) == 2  # reads what was written
     assert len(independent_runs([("copy", 1, 2), ("copy", 3, 2)])) == 2  # writes it again
     assert len(independent_runs([("copy", 1, 2), ("copy", 3, 1)])) == 1  # reads come before writes
+    assert len(independent_runs([("copy", 1, 2), ("copy", 3, 1)], at_once=True)) == 2
+    assert len(independent_runs(copies, at_once=True)) == 1
     # A swap reads one memory and writes the other: equal numbers are different blocks.
     assert len(independent_runs([("swap_out", 1, 2), ("swap_out", 2, 3)])) == 1
 
