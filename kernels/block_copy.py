@@ -7,8 +7,8 @@ one block. So the addresses go into a table, and the program's place in the laun
     piece        address of block 0's    bytes to the next block's    its bytes
     layer 0, K   0x7f00...               16384                        16384
     layer 0, V   ...                                                             program (pair, piece, part):
-    layer 1, K                                                                   source[piece] + src[pair] * stride
-    ...                                                                       -> target[piece] + dst[pair] * stride
+    layer 1, K                                                                   source[piece] + src * stride
+    ...                                                                       -> target[piece] + dst * stride
 
 A staging buffer (中转缓冲区), in which a block is one row of bytes, is only another table with the same pieces. So one
 kernel copies blocks, gathers them into rows before a swap out, and scatters the rows after a swap in. Why rows: one
@@ -36,19 +36,19 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 def move_blocks_kernel(
     source,  # int64 [num_pieces, 3]: address, bytes from block to block, bytes of a block
     target,
-    src,  # int64 [pairs]
-    dst,
+    pairs,  # int64 [2, num_pairs]: source blocks, then target blocks
     WORD: tl.constexpr,  # a type of whole numbers: what moves at once
     WORD_BYTES: tl.constexpr,
     ALIGNMENT: tl.constexpr,  # of all addresses and strides; the compiler cannot know it of a number out of a table
     TILE: tl.constexpr,  # words
 ):
-    pair = tl.program_id(0)
+    src = tl.load(pairs + tl.program_id(0))
+    dst = tl.load(pairs + tl.num_programs(0) + tl.program_id(0))
     piece = tl.program_id(1)
     word = tl.program_id(2) * TILE + tl.arange(0, TILE)
     inside = word < tl.multiple_of(tl.load(source + piece * 3 + 2) // WORD_BYTES, ALIGNMENT // WORD_BYTES)
-    read = tl.load(source + piece * 3) + tl.load(src + pair) * tl.load(source + piece * 3 + 1)
-    write = tl.load(target + piece * 3) + tl.load(dst + pair) * tl.load(target + piece * 3 + 1)
+    read = tl.load(source + piece * 3) + src * tl.load(source + piece * 3 + 1)
+    write = tl.load(target + piece * 3) + dst * tl.load(target + piece * 3 + 1)
     read = tl.multiple_of(read.to(tl.pointer_type(WORD)), ALIGNMENT)
     write = tl.multiple_of(write.to(tl.pointer_type(WORD)), ALIGNMENT)
     tl.store(write + word, tl.load(read + word, mask=inside), mask=inside)
@@ -151,7 +151,7 @@ def _launch(source: Pieces, target: Pieces, src: Sequence[int], dst: Sequence[in
     word = min(alignment, 8)
     pairs = torch.tensor([list(src), list(dst)], dtype=torch.int64, device=source.table.device)
     move_blocks_kernel[(len(src), len(source.rows), triton.cdiv(max(source.sizes), TILE_BYTES))](
-        source.table, target.table, pairs[0], pairs[1],
+        source.table, target.table, pairs,
         WORD=WORDS[word], WORD_BYTES=word, ALIGNMENT=alignment, TILE=TILE_BYTES // word,
         num_warps=4,
     )  # fmt: skip
