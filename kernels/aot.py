@@ -34,6 +34,7 @@ BUDGET = Path(__file__).with_name("aot_budget.json")
 ARCHS = (80, 89, 90)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 28, 4, 128, 16
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that one program may use
+HIDDEN, INTERMEDIATE = 3584, 18944
 DOT = ("gqa_packed_kernel", "split_kernel", "varlen_kernel")  # the kernels with tl.dot
 
 
@@ -108,11 +109,25 @@ def compiling_for(arch: int) -> Iterator[list]:
         JITFunction.run, launch.compile_only = run, False
 
 
-def launch_all(arch: int) -> None:
-    """Every launcher once, as the engine calls it on that architecture."""
+def launch_all(arch: int) -> Iterator[str]:
+    """Every launcher once, as the engine calls it on that architecture. Yields what the last launches were for."""
     import torch
 
-    from kvlab_kernels import cache_write, configs, gather, gqa_packed, naive, online_softmax, split_kv, varlen
+    from kvlab_kernels import (
+        block_copy,
+        cache_write,
+        configs,
+        gather,
+        gqa_packed,
+        naive,
+        online_softmax,
+        quantized,
+        rms_norm,
+        rope_cache,
+        split_kv,
+        swiglu,
+        varlen,
+    )
 
     def bf16(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
@@ -132,18 +147,48 @@ def launch_all(arch: int) -> None:
     gqa_packed.gqa_packed_attention(*decode, config=config)
     split_kv.split_kv_attention(*decode, num_splits=8, config=config)
     starts = torch.tensor([0, 1, 2, 30], dtype=torch.int32)
-    for longest in (1, 1024):
-        config = configs.varlen_config(arch, HEAD_DIM, HEADS // KV_HEADS, longest)
-        varlen.varlen_attention(q, kv, tables, lens, starts, config=config)
+    shape = (arch, HEAD_DIM, HEADS // KV_HEADS)
+    short, long = (configs.varlen_config(*shape, longest) for longest in (1, 1024))
+    varlen.varlen_attention(q, kv, tables, lens, starts, config=short)
+    block_copy.copy_blocks(block_copy.pieces_of([kv, kv]), [(1, 2)])
+    x, weight, table = bf16(rows, HIDDEN), bf16(HIDDEN), bf16(4096, 1, HEAD_DIM)
+    rope = (q, k, v, table, table, torch.arange(rows))
+    rope_cache.rope_and_cache(*rope, kv, torch.arange(rows))
+    rms_norm.rms_norm(x, weight, 1e-6)
+    swiglu.swiglu(*bf16(rows, 2 * INTERMEDIATE).chunk(2, dim=1))
+    yield ""
+    rms_norm.add_rms_norm(x, bf16(rows, HIDDEN), weight, 1e-6)
+    yield "add"
+    varlen.varlen_attention(q, kv, tables, lens, starts, config=long)
+    yield "prefill"
+    scales = torch.empty(kv.shape[:4])
+    config = configs.decode_config(arch, HEAD_DIM, quantized=True)
+    short, long = (configs.varlen_config(*shape, longest, quantized=True) for longest in (1, 1024))
+    for dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8")):
+        if name == "fp8" and arch < 89:
+            continue
+        small = kv.to(dtype)
+        quantized.quantize_and_cache(k, v, small, scales, torch.arange(rows))
+        rope_cache.rope_and_cache(*rope, small, torch.arange(rows), scales=scales)
+        decode = (q[:num_seqs], small, tables, lens)
+        split_kv.split_kv_attention(*decode, scales=scales, num_splits=8, config=config)
+        varlen.varlen_attention(q, small, tables, lens, starts, scales=scales, config=short)
+        yield name
+        varlen.varlen_attention(q, small, tables, lens, starts, scales=scales, config=long)
+        yield f"{name}, prefill"
 
 
 def reports(arch: int) -> dict[str, Report]:
-    """Compile all for one architecture -> kernel's name: what is in it. varlen comes twice, for decodes and prefill."""
+    """Compile all for one architecture -> kernel's name, and in brackets what for if that matters: what is in it."""
     found: dict[str, Report] = {}
+    seen = set()
     with compiling_for(arch) as compiled:
-        launch_all(arch)
-    for name, kernel in compiled:
-        found[f"{name} (prefill)" if name in found else name] = inspect(kernel)
+        for purpose in launch_all(arch):
+            for name, kernel in compiled:
+                if kernel.hash not in seen:
+                    found[f"{name} ({purpose})" if purpose else name] = inspect(kernel)
+                seen.add(kernel.hash)
+            compiled.clear()
     return found
 
 

@@ -76,9 +76,9 @@ def reshape_and_cache_reference(k: Tensor, v: Tensor, kv: Tensor, slot_mapping: 
             kv[1, slot // block_size, slot % block_size] = v[token].to(kv.dtype)
 
 
-def check_write(k: Tensor, v: Tensor, kv: Tensor, slot_mapping: Tensor) -> None:
+def check_write(k: Tensor, v: Tensor, kv: Tensor, slot_mapping: Tensor, scales: Tensor | None = None) -> None:
     """ValueError for what the kernel cannot write, RuntimeError for the device."""
-    check_cache(kv)
+    check_cache(kv, scales)
     heads_and_dim = list(kv.shape[3:])
     for name, x in (("k", k), ("v", v)):
         if list(x.shape[1:]) != heads_and_dim or not x.is_floating_point() or x.shape[0] != k.shape[0]:
@@ -92,4 +92,4 @@ def check_write(k: Tensor, v: Tensor, kv: Tensor, slot_mapping: Tensor) -> None:
     num_slots = kv.shape[1] * kv.shape[2]
     if not slot_mapping.is_cuda and slot_mapping.numel() and int(slot_mapping.max()) >= num_slots:
         raise ValueError(f"slot_mapping has slot {int(slot_mapping.max())}, but the cache has {num_slots} slots")
-    check_device(k, v, kv, slot_mapping)
+    check_device(k, v, kv, slot_mapping, *(() if scales is None else (scales,)))

@@ -65,16 +65,23 @@ def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def decode_config(arch: int, head_dim: int, element_size: int = 2) -> DecodeConfig:
-    """The row for a decode; `element_size` is the bytes of one number of K. ValueError before Ampere."""
+def decode_config(arch: int, head_dim: int, element_size: int = 2, quantized: bool = False) -> DecodeConfig:
+    """The row for a decode; `element_size` is the bytes of one number of q. ValueError before Ampere.
+
+    quantized: K and V are stored in 8 bits. They are widened in registers, so more warps share a tile.
+    """
     config = lookup(DECODE, arch, head_dim)
-    return config._replace(tile=fit(config.tile, element_size))
+    return config._replace(tile=fit(config.tile, element_size), num_warps=8 if quantized else config.num_warps)
 
 
-def varlen_config(arch: int, head_dim: int, group: int, max_query_len: int, element_size: int = 2) -> VarlenConfig:
+def varlen_config(
+    arch: int, head_dim: int, group: int, max_query_len: int, element_size: int = 2, quantized: bool = False
+) -> VarlenConfig:
     """The row for a step whose longest chunk has max_query_len tokens; `group` query heads share a KV head."""
     # fp32 does not run on tensor cores (its products are exact), and a large tile of it does not fit the registers.
     config = lookup(VARLEN, arch, head_dim)[max_query_len >= LONG_QUERY and element_size <= 2]
+    if quantized:
+        config = config._replace(block_m=min(config.block_m, 64), num_warps=8)
     block_m = max(config.block_m, triton.next_power_of_2(group))
     return config._replace(block_m=block_m, tile=fit(config.tile, element_size))
 

@@ -11,7 +11,7 @@ of a tile's 64 tokens looks up its own block id, so a tile is four pages of 16, 
 block size can be what suits the memory manager, and the tile what suits the hardware (L33 2.3 reads page by page).
 
 `sweep` is the walk over tiles with online softmax. The next two rungs call it too: they differ in where it starts and
-ends, and in what each row may see.
+ends, and in what each row may see. K and V may be quantised: that is rung 8, `kvlab_kernels.quantized`.
 """
 
 from torch import Tensor
@@ -31,9 +31,13 @@ def sweep(
     table,  # of this sequence: pointer to int32
     key_cache,  # of this KV head: pointers to its number 0 in slot 0
     value_cache,
+    key_scales,  # fp32 [num_blocks, block_size, num_kv_heads] if K and V are quantised, else None
+    value_scales,
+    kv_head,
     scale_log2e,
     stride_block,
     stride_slot,
+    stride_scale,  # from one slot's scales to the next's
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
@@ -53,8 +57,13 @@ def sweep(
         slot = block * stride_block + token % BLOCK_SIZE * stride_slot  # int64 [TILE]
         # K is loaded transposed, [D, TILE].
         k = tl.load(key_cache + slot[None, :] + d[:, None], mask=known[None, :] & dims[:, None], other=0.0)
+        factor = scale_log2e
+        if key_scales is not None:  # rung 8: one factor for all D numbers, so it can wait until after the product
+            at_scale = (block * BLOCK_SIZE + token % BLOCK_SIZE) * stride_scale + kv_head
+            factor *= tl.load(key_scales + at_scale, mask=known, other=0.0)[None, :]
+            k = k.to(tl.float32).to(query.dtype)  # exact; the interpreter has no shorter way to bf16
         # ieee: the product of fp32 numbers would else be rounded to tf32 on a GPU.
-        scores = tl.dot(query, k, input_precision="ieee") * scale_log2e  # [ROWS, TILE]
+        scores = tl.dot(query, k, input_precision="ieee") * factor  # [ROWS, TILE]
         scores = tl.where(known[None, :] & (token[None, :] < limit[:, None]), scores, -float("inf"))
 
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))  # finite: each row sees a token of the first tile
@@ -63,6 +72,9 @@ def sweep(
         # V [TILE, D] is masked as well as the scores: 0 * NaN is NaN.
         v = tl.load(value_cache + slot[:, None] + d[None, :], mask=known[:, None] & dims[None, :], other=0.0)
         total = total * alpha + tl.sum(weights, axis=1)
+        if value_scales is not None:
+            weights *= tl.load(value_scales + at_scale, mask=known, other=0.0)[None, :]
+            v = v.to(tl.float32).to(query.dtype)
         result = result * alpha[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new_largest
     return largest, total, result
@@ -73,6 +85,8 @@ def gqa_packed_kernel(
     q,  # [num_seqs, num_heads, head_dim], rows stride_q apart, heads stride_q_head
     key_cache,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache,
+    key_scales,  # fp32 [num_blocks, block_size, num_kv_heads], or None
+    value_scales,
     out,  # like q
     block_tables,  # int32 [num_seqs, width], rows stride_table apart
     seq_lens,  # int32 [num_seqs]
@@ -85,6 +99,7 @@ def gqa_packed_kernel(
     stride_block,
     stride_slot,
     stride_head,
+    stride_scale,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,  # GROUP, padded to at least 16
     HEAD_DIM: tl.constexpr,
@@ -102,8 +117,8 @@ def gqa_packed_kernel(
     query = tl.load(q + seq * stride_q + head[:, None] * stride_q_head + d[None, :], mask=real, other=0.0)
     largest, total, result = sweep(
         query, tl.full([ROWS], seq_len, dtype=tl.int32), 0, seq_len, block_tables + seq * stride_table,
-        key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, scale_log2e, stride_block, stride_slot,
-        ROWS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, TILE,
+        key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, key_scales, value_scales, kv_head,
+        scale_log2e, stride_block, stride_slot, stride_scale, ROWS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     result /= tl.where(seq_len > 0, total, 1.0)[:, None]  # nothing to attend to: zeros
     at = out + seq * stride_out + head[:, None] * stride_out_head + d[None, :]
@@ -116,26 +131,33 @@ def gqa_packed_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     *,
+    scales: Tensor | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """One query a sequence: q [S, H, D] -> [S, H, D]. Arguments, result and errors as `naive_attention`.
 
-    config: sizes other than those of kernels/configs.py.
+    scales: of quantised K and V, fp32 [2, num_blocks, block_size, num_kv_heads]; kv is then int8 or float8_e4m3fn, and
+    q of any of the kernels' dtypes. config: sizes other than those of kernels/configs.py.
     """
-    out = check_decode(q, kv, block_tables, seq_lens, out)
+    out = check_decode(q, kv, block_tables, seq_lens, out, scales)
     (num_seqs, num_heads, head_dim), num_kv_heads = q.shape, kv.shape[3]
-    config = config or decode_config(architecture(q.device), head_dim, q.element_size())
+    config = config or decode_config(architecture(q.device), head_dim, q.element_size(), scales is not None)
     if num_seqs:
         gqa_packed_kernel[(num_kv_heads, num_seqs)](
-            q, kv[0], kv[1], out, block_tables, seq_lens, softmax_scale(scale, head_dim),
+            q, kv[0], kv[1], *halves(scales), out, block_tables, seq_lens, softmax_scale(scale, head_dim),
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_tables.stride(0),
-            kv.stride(1), kv.stride(2), kv.stride(3),
+            kv.stride(1), kv.stride(2), kv.stride(3), kv.shape[3],
             **packed_shape(num_heads // num_kv_heads, head_dim), BLOCK_SIZE=kv.shape[2], TILE=config.tile,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out
+
+
+def halves(scales: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The scales of K and those of V."""
+    return (None, None) if scales is None else (scales[0], scales[1])
 
 
 def packed_shape(group: int, head_dim: int) -> dict[str, int]:

@@ -5,8 +5,8 @@
 
 Nothing else notices them: a few bytes too far reads what happens to lie there, far too far ends the process. The
 check compares each address that is not masked with the memory of the launch's tensors, from a tensor's first byte to
-its last. It cannot see a load from the wrong tensor of the launch, or from between the rows of a tensor with gaps.
-Atomics are not checked; our kernels have none.
+its last; `reaching` names tensors that a kernel finds by an address in a table. It cannot see a load from the wrong
+tensor of the launch, or from between the rows of a tensor with gaps. Atomics are not checked; our kernels have none.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,9 @@ import numpy as np
 from kvlab_kernels.launch import INTERPRETED  # first: it chooses the mode that Triton is imported in
 
 from triton.runtime import interpreter as inner  # isort: skip
+
+
+_reached: list = []
 
 
 class OutOfBounds(Exception):
@@ -39,6 +42,7 @@ def sanitize() -> Iterator[None]:
     def prepare_and_note(self, args, kwargs):
         args_host, kwargs_host = prepare(self, args, kwargs)
         named = [*zip(self.arg_names, args_host, strict=False), *kwargs_host.items()]
+        named += [("a tensor in a table", tensor) for tensor in _reached]
         extents[:] = [extent(name, tensor) for name, tensor in named if hasattr(tensor, "data_ptr") and tensor.numel()]
         return args_host, kwargs_host
 
@@ -68,6 +72,16 @@ def sanitize() -> Iterator[None]:
     finally:
         builder.create_masked_load, builder.create_masked_store = load, store
         executor._init_args_hst, executor.__call__ = prepare, call
+
+
+@contextmanager
+def reaching(*tensors) -> Iterator[None]:
+    """The kernels launched inside may also access these tensors, whose addresses they read from memory."""
+    _reached.extend(tensors)
+    try:
+        yield
+    finally:
+        del _reached[len(_reached) - len(tensors) :]
 
 
 def extent(name: str, tensor) -> tuple[str, int, int]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kvlab_kernels.checks import check_decode, shown
 from kvlab_kernels.configs import DecodeConfig, architecture, decode_config, num_sms
-from kvlab_kernels.gqa_packed import gqa_packed_attention, packed_shape, sweep
+from kvlab_kernels.gqa_packed import gqa_packed_attention, halves, packed_shape, sweep
 from kvlab_kernels.launch import check_device, tl, triton
 from kvlab_kernels.naive import softmax_scale
 
@@ -40,6 +40,8 @@ def split_kernel(
     q,  # [num_seqs, num_heads, head_dim], rows stride_q apart, heads stride_q_head
     key_cache,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache,
+    key_scales,  # fp32 [num_blocks, block_size, num_kv_heads], or None
+    value_scales,
     partial,  # out: fp32 [num_seqs, num_heads, num_splits, head_dim], strides below; each split's own attention
     lse,  # out: fp32 [num_seqs, num_heads, num_splits], base 2
     block_tables,  # int32 [num_seqs, width], rows stride_table apart
@@ -54,6 +56,7 @@ def split_kernel(
     stride_block,
     stride_slot,
     stride_head,
+    stride_scale,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -84,8 +87,8 @@ def split_kernel(
     query = tl.load(q + seq * stride_q + head[:, None] * stride_q_head + d[None, :], mask=real, other=0.0)
     largest, total, result = sweep(
         query, tl.full([ROWS], seq_len, dtype=tl.int32), start, end, block_tables + seq * stride_table,
-        key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, scale_log2e, stride_block, stride_slot,
-        ROWS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, TILE,
+        key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, key_scales, value_scales, kv_head,
+        scale_log2e, stride_block, stride_slot, stride_scale, ROWS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     tl.store(lse + at * stride_lse + split, largest + tl.log2(total), mask=row < GROUP)
     to = partial + (at * stride_partial + split * HEAD_DIM)[:, None] + d[None, :]
@@ -165,12 +168,13 @@ def split_kv_attention(
     max_seq_len: int | None = None,
     num_splits: int | None = None,
     split_tokens: int | None = None,
+    scales: Tensor | None = None,
     scale: float | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
-    """One query a sequence: q [S, H, D] -> [S, H, D]. Arguments, result and errors as `naive_attention`, and:
+    """One query a sequence: q [S, H, D] -> [S, H, D]. Arguments, result and errors as `gqa_packed_attention`, and:
 
     max_seq_len: the longest length to plan for; what the block table's width allows if None.
     num_splits: how many; `choose_num_splits` if None.
@@ -178,7 +182,7 @@ def split_kv_attention(
         sequence is still right, but its last split takes the rest, so its bits depend on max_seq_len).
     workspace: one kept between steps, as a CUDA graph needs it.
     """
-    out = check_decode(q, kv, block_tables, seq_lens, out)
+    out = check_decode(q, kv, block_tables, seq_lens, out, scales)
     (num_seqs, num_heads, head_dim), num_kv_heads = q.shape, kv.shape[3]
     if max_seq_len is None:
         max_seq_len = block_tables.shape[1] * kv.shape[2]
@@ -191,10 +195,10 @@ def split_kv_attention(
         num_splits = max(triton.cdiv(max_seq_len, split_tokens), 1)
     elif num_splits is None:
         num_splits = choose_num_splits(num_seqs, num_kv_heads, max_seq_len, num_sms(q.device))
-    config = config or decode_config(architecture(q.device), head_dim, q.element_size())
+    config = config or decode_config(architecture(q.device), head_dim, q.element_size(), scales is not None)
     # With split_tokens one split takes the long way too: the other kernel may be compiled to other bits.
     if num_splits == 1 and split_tokens is None:
-        return gqa_packed_attention(q, kv, block_tables, seq_lens, scale=scale, out=out, config=config)
+        return gqa_packed_attention(q, kv, block_tables, seq_lens, scales=scales, scale=scale, out=out, config=config)
     if workspace is None:
         workspace = make_workspace(num_seqs, num_heads, num_splits, head_dim, q.device)
     partial, lse = check_workspace(workspace, num_seqs, num_heads, num_splits, head_dim)
@@ -203,9 +207,10 @@ def split_kv_attention(
         return out
     shape = packed_shape(num_heads // num_kv_heads, head_dim)
     split_kernel[(num_kv_heads, num_seqs, num_splits)](
-        q, kv[0], kv[1], partial, lse, block_tables, seq_lens, softmax_scale(scale, head_dim), split_tokens or 0,
+        q, kv[0], kv[1], *halves(scales), partial, lse, block_tables, seq_lens,
+        softmax_scale(scale, head_dim), split_tokens or 0,
         q.stride(0), q.stride(1), partial.stride(1), lse.stride(1), block_tables.stride(0),
-        kv.stride(1), kv.stride(2), kv.stride(3),
+        kv.stride(1), kv.stride(2), kv.stride(3), kv.shape[3],
         **shape, BLOCK_SIZE=kv.shape[2], TILE=config.tile,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

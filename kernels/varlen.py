@@ -23,7 +23,7 @@ from torch import Tensor
 from kvlab_kernels.checks import check_attention, shown
 from kvlab_kernels.configs import VarlenConfig, architecture, varlen_config
 from kvlab_kernels.gather import gather_pages_reference
-from kvlab_kernels.gqa_packed import packed_shape, sweep
+from kvlab_kernels.gqa_packed import halves, packed_shape, sweep
 from kvlab_kernels.launch import check_device, tl, triton
 from kvlab_kernels.naive import softmax_scale
 
@@ -47,6 +47,8 @@ def varlen_kernel(
     q,  # [T, num_heads, head_dim], rows stride_q apart, heads stride_q_head
     key_cache,  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache,
+    key_scales,  # fp32 [num_blocks, block_size, num_kv_heads], or None
+    value_scales,
     out,  # like q
     block_tables,  # int32 [num_seqs, width], rows stride_table apart
     seq_lens,  # int32 [num_seqs], this step's tokens included
@@ -61,6 +63,7 @@ def varlen_kernel(
     stride_block,
     stride_slot,
     stride_head,
+    stride_scale,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,  # positions of a query block
     ROWS: tl.constexpr,  # BLOCK_Q * GROUP, padded: one row for each position and head of the group
@@ -90,8 +93,8 @@ def varlen_kernel(
     largest, total, result = sweep(
         query, context + position + 1, 0, tl.minimum(context + first + BLOCK_Q, seq_len),
         block_tables + seq.to(tl.int64) * stride_table,
-        key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, scale_log2e, stride_block, stride_slot,
-        ROWS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, TILE,
+        key_cache + kv_head * stride_head, value_cache + kv_head * stride_head, key_scales, value_scales, kv_head,
+        scale_log2e, stride_block, stride_slot, stride_scale, ROWS, HEAD_DIM, HEAD_DIM_PADDED, BLOCK_SIZE, TILE,
     )  # fmt: skip
     to = out + (at * stride_out + head * stride_out_head)[:, None] + d[None, :]
     tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=real)
@@ -105,6 +108,7 @@ def varlen_attention(
     query_start_loc: Tensor,
     *,
     max_query_len: int | None = None,
+    scales: Tensor | None = None,
     scale: float | None = None,
     out: Tensor | None = None,
     config: VarlenConfig | None = None,
@@ -113,26 +117,28 @@ def varlen_attention(
 
     Sequence i owns rows query_start_loc[i] to [i + 1] (int32 [S + 1]), maybe none; they are the last of its seq_lens[i]
     tokens, whose K and V have all been written. Rows behind query_start_loc[S] are padding, and `out` is not written
-    there. kv, block_tables, scale and errors as `naive_attention`.
+    there. kv, block_tables, scales, scale and errors as `gqa_packed_attention`.
 
     max_query_len: the longest chunk, by which sizes are chosen (T if None). config: sizes instead.
     """
-    out = check_attention(q, kv, block_tables, seq_lens, out)
+    out = check_attention(q, kv, block_tables, seq_lens, out, scales)
     check_starts(query_start_loc, seq_lens, q.shape[0])
     check_device(q, query_start_loc)
     (num_rows, num_heads, head_dim), num_kv_heads, num_seqs = q.shape, kv.shape[3], len(seq_lens)
     group = num_heads // num_kv_heads
     if config is None:
         longest = num_rows if max_query_len is None else max_query_len
-        config = varlen_config(architecture(q.device), head_dim, group, longest, q.element_size())
+        arch, quantized = architecture(q.device), scales is not None
+        config = varlen_config(arch, head_dim, group, longest, q.element_size(), quantized)
     if config.block_m < max(group, 16):
         raise ValueError(f"block_m is {config.block_m}: a position has {group} rows, and tl.dot needs 16")
     block_q = config.block_m // group
     if num_seqs and num_rows:
         varlen_kernel[(num_rows // block_q + num_seqs, num_kv_heads)](
-            q, kv[0], kv[1], out, block_tables, seq_lens, query_start_loc, num_seqs, softmax_scale(scale, head_dim),
+            q, kv[0], kv[1], *halves(scales), out, block_tables, seq_lens, query_start_loc, num_seqs,
+            softmax_scale(scale, head_dim),
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_tables.stride(0),
-            kv.stride(1), kv.stride(2), kv.stride(3),
+            kv.stride(1), kv.stride(2), kv.stride(3), kv.shape[3],
             **packed_shape(group, head_dim) | {"ROWS": config.block_m},
             BLOCK_Q=block_q, BLOCK_SIZE=kv.shape[2], TILE=config.tile,
             num_warps=config.num_warps, num_stages=config.num_stages,

@@ -147,7 +147,7 @@ def _blocks_beside_the_model(cost: Any, parts: Any) -> int:
     from kvlab.sizing import num_gpu_blocks
 
     plan = num_gpu_blocks if parts is None else parts.num_gpu_blocks
-    per_block = cost.shape.kv_bytes_per_token(cost.kv_dtype_bytes) * cost.block_size
+    per_block = cost.kv_bytes_per_token * cost.block_size
     return plan(int(cost.gpu.memory * cost.num_gpus), 0.9, cost.shape.weight_bytes(cost.dtype_bytes),
                 ACTIVATION_BYTES * cost.num_gpus, CUDAGRAPH_BYTES * cost.num_gpus, per_block)  # fmt: skip
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+KV_CACHE_DTYPES = (*DTYPES, "int8")
 
 
 @dataclass(kw_only=True)
@@ -23,7 +24,7 @@ class EngineConfig:
     reservation: "paged", or "contiguous", which reserves consecutive blocks for max_model_len at admission (L33 1).
     seed: where the seeds of requests that bring none come from.
     dtype: of weights and activations; "auto" is bfloat16 on CUDA and float32 on a CPU.
-    kv_cache_dtype: K and V are stored as this; "auto" is dtype.
+    kv_cache_dtype: K and V are stored as this; "auto" is dtype, "int8" quantises them (量化).
     device: "auto", "cpu" or "cuda". attention_backend: "auto", "torch" or "naive" (the slow oracle).
     """
 
@@ -80,7 +81,7 @@ class EngineConfig:
             ("batching", ("continuous", "static")),
             ("reservation", ("paged", "contiguous")),
             ("dtype", DTYPES),
-            ("kv_cache_dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
         ]
         for name, allowed in choices:
             if getattr(self, name) not in allowed:

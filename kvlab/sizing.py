@@ -41,15 +41,19 @@ def format_bytes(num_bytes: float) -> str:
 # --- K/V cache ----------------------------------------------------------------------------------------------
 
 
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype_bytes: int = 2) -> int:
-    """Bytes of K and V that a token keeps: 2 x layers x KV heads x head_dim x dtype_bytes (L33 0.1).
+def kv_bytes_per_token(
+    num_layers: int, num_kv_heads: int, head_dim: int, dtype_bytes: int = 2, scale_bytes: int = 0
+) -> int:
+    """Bytes of K and V that a token keeps: 2 x layers x KV heads x (head_dim x dtype_bytes + scale_bytes) (L33 0.1).
 
     num_kv_heads counts K/V heads, not query heads: under GQA (分组查询注意力) they are fewer, and that is its
-    point. dtype_bytes: 2 for bf16 and fp16, 4 for fp32, 1 for fp8 and int8 (int8's scales come on top).
+    point. dtype_bytes: 2 for bf16 and fp16, 4 for fp32, 1 for fp8 and int8. scale_bytes: of the scale that each
+    head's K and V have where they are quantised one by one, 4 with kv_cache_dtype="int8" (量化).
     Qwen2.5-7B in bf16: 2 x 28 x 4 x 128 x 2 = 57,344 bytes = 56 KiB.
     """
     _positive(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
-    return 2 * num_layers * num_kv_heads * head_dim * dtype_bytes
+    _not_negative(scale_bytes=scale_bytes)
+    return 2 * num_layers * num_kv_heads * (head_dim * dtype_bytes + scale_bytes)
 
 
 def bytes_per_block(bytes_per_token: int, block_size: int) -> int:
@@ -196,10 +200,10 @@ class ModelShape:
         matrices = -(-(self.num_layer_weights + groups) * bits // 8) + groups * rest_bytes
         return matrices + (self.num_parameters - self.num_layer_weights) * rest_bytes
 
-    def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
+    def kv_bytes_per_token(self, dtype_bytes: int = 2, scale_bytes: int = 0) -> int:
         """Bytes of K and V that one token keeps (see the function of the same name)."""
         return kv_bytes_per_token(
-            self.num_hidden_layers, self.num_key_value_heads, self.head_dim, dtype_bytes
+            self.num_hidden_layers, self.num_key_value_heads, self.head_dim, dtype_bytes, scale_bytes
         )
 
 

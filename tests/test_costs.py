@@ -268,6 +268,15 @@ def test_crossings_are_where_the_law_calls_it_even(model, rate, bandwidth):
         assert effective_bandwidth(piece, bandwidth, 1e-5) == pytest.approx(even)
 
 
+def test_scales_of_int8_are_moved_and_read_too():
+    plain, int8 = (GPUCost.of("H200", "Qwen2.5-7B", kv_dtype_bytes=1, kv_scale_bytes=n) for n in (0, 4))
+    assert (plain.kv_bytes_per_token, int8.kv_bytes_per_token) == (28_672, 29_568)
+    work = StepWork(blocks_copied=1000)
+    assert int8.step_seconds(work) / plain.step_seconds(work) == pytest.approx(132 / 128)
+    with pytest.raises(ValueError, match="kv_scale_bytes is -1"):
+        GPUCost.of("H200", "Qwen2.5-7B", kv_scale_bytes=-1)
+
+
 # ---- fitted
 
 

@@ -42,6 +42,13 @@ def test_kv_bytes_per_token(model, dtype_bytes, kib):
     assert model_shape(model).kv_bytes_per_token(dtype_bytes) == kib * KIB
 
 
+def test_int8_with_a_scale_for_each_head():
+    assert sizing.kv_bytes_per_token(28, 4, 128, 1, scale_bytes=4) == 28 * 1024 + 28 * 2 * 4 * 4
+    assert model_shape("Qwen2.5-7B").kv_bytes_per_token(1, 4) == 29_568
+    with pytest.raises(ValueError, match="scale_bytes is -4"):
+        sizing.kv_bytes_per_token(28, 4, 128, 1, scale_bytes=-4)
+
+
 def test_a_block_of_sixteen_tokens():
     assert sizing.kv_bytes_per_token(28, 4, 128, 2) == 57_344
     assert sizing.bytes_per_block(57_344, 16) == 917_504

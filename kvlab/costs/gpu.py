@@ -24,7 +24,8 @@ class GPUCost:
     """Prices steps of a model on `num_gpus` equal GPUs that share every matrix and every KV head.
 
     What they say to each other is left out.
-    dtype_bytes, kv_dtype_bytes: of a weight, of an entry of K and V. block_size: tokens a block.
+    dtype_bytes, kv_dtype_bytes: of a weight, of an entry of K and V. kv_scale_bytes: of the scale of each head's K and
+    V, 4 for int8 and else 0. block_size: tokens a block.
 
     The rest are estimates, to be replaced by what you measure:
     compute_efficiency, memory_efficiency, pcie_efficiency: the share of the data sheet's figure that is reached.
@@ -38,6 +39,7 @@ class GPUCost:
     shape: ModelShape
     dtype_bytes: float = 2
     kv_dtype_bytes: int = 2
+    kv_scale_bytes: int = 0
     block_size: int = 16
     num_gpus: int = 1
     compute_efficiency: float = 0.6
@@ -58,7 +60,7 @@ class GPUCost:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a number above 0")
         for name in ("kernels_per_layer", "launch_seconds", "host_seconds", "host_seconds_per_sequence",
-                     "transfers_per_block", "transfer_latency"):  # fmt: skip
+                     "transfers_per_block", "transfer_latency", "kv_scale_bytes"):  # fmt: skip
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give 0 or more")
 
@@ -86,13 +88,18 @@ class GPUCost:
         """Whether the weights alone fit the GPUs' memory; a price of what does not fit is one on paper."""
         return self.shape.weight_bytes(self.dtype_bytes) <= self.gpu.memory * self.num_gpus
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V that one token keeps (L33 0.1)."""
+        return self.shape.kv_bytes_per_token(self.kv_dtype_bytes, self.kv_scale_bytes)
+
     def step_seconds(self, work: StepWork) -> float:
         """Seconds of one step."""
         return self.explain(work).seconds
 
     def explain(self, work: StepWork) -> Breakdown:
         """Its parts, and what bounds each."""
-        shape, kv_bytes = self.shape, self.shape.kv_bytes_per_token(self.kv_dtype_bytes)
+        shape, kv_bytes = self.shape, self.kv_bytes_per_token
         block_bytes = kv_bytes * self.block_size
         parts = []
         if work.blocks_copied:

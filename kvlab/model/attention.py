@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvlab.model.batch import FlatBatch
 from kvlab.model.kv_cache import KVCache
+from kvlab.model.quantize import dequantize
 
 # K and V gathered at once. More falls out of the cache before attention reads it: 32 contexts of 1000 tokens
 # took 1.6x as long in one gather.
@@ -85,7 +86,7 @@ class NaiveAttention:
     def attend(self, q, k, v, layer_index, metadata):
         batch, kv_cache = metadata
         kv_cache.write(layer_index, k, v, batch.slot_mapping)
-        return naive_paged_attention(q, kv_cache.layers[layer_index], batch)
+        return naive_paged_attention(q, kv_cache.layer(layer_index, q.dtype), batch)
 
 
 # --- PyTorch, quick on a CPU -----------------------------------------------------------------------------
@@ -151,17 +152,20 @@ class TorchAttention:
         return TorchMetadata(kv_cache, batch.slot_mapping, decodes, chunks, scratch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: TorchMetadata) -> Tensor:
-        metadata.kv_cache.write(layer_index, k, v, metadata.slot_mapping)
-        stored = metadata.kv_cache.dtype  # a chunk that has K and V at hand must see what others will read
-        k, v = (x.to(stored).to(q.dtype) for x in (k, v))
-        pages = metadata.kv_cache.layers[layer_index].view(-1, metadata.scratch.shape[1])  # one row per slot
+        kv_cache = metadata.kv_cache
+        kv_cache.write(layer_index, k, v, metadata.slot_mapping)
+        if any(c.slots is None for c in metadata.chunks):
+            k, v = kv_cache.as_read(k), kv_cache.as_read(v)  # a chunk that has them at hand sees what others will read
         num_kv_heads, head_dim = k.shape[1:]
+        pages = kv_cache.layers[layer_index].view(-1, metadata.scratch.shape[1])  # one row per slot
+        scales = kv_cache.scales[layer_index].view(-1, num_kv_heads) if kv_cache.quantized else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
         def gather(slots: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
             """K and V, each [num_seqs, Hkv, L, D], in the scratch memory."""
-            kv = torch.index_select(pages, 0, slots, out=metadata.scratch[: slots.numel()])
-            return kv.to(q.dtype).view(2, num_seqs, -1, num_kv_heads, head_dim).transpose(2, 3).unbind(0)
+            kv = torch.index_select(pages, 0, slots, out=metadata.scratch[: slots.numel()]).unflatten(1, (-1, head_dim))
+            kv = kv.to(q.dtype) if scales is None else dequantize(kv, scales.index_select(0, slots), q.dtype)
+            return kv.view(2, num_seqs, -1, num_kv_heads, head_dim).transpose(2, 3).unbind(0)
 
         for d in metadata.decodes:
             n = d.visible.shape[0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvlab.model.quantize import quantize
 from kvlab_kernels import launch
 from kvlab_kernels.gather import decode_reference
 from kvlab_kernels.varlen import varlen_reference
@@ -63,6 +64,18 @@ def paged(
     kv = guarded.to(dtype).to(DEVICE)[:, :num_blocks]
     lens = torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE)
     return Paged(wide_q[:, 1 : heads + 1, :head_dim], kv, tables.to(DEVICE), lens, starts.to(DEVICE))
+
+
+def in_8_bits(case: Paged, dtype=torch.int8) -> tuple[Paged, Tensor]:
+    """The case with its cache quantised, and the scales. Where no sequence owns a slot, and behind the last block:
+    127 with a scale of NaN."""
+    num_blocks = case.kv.shape[1]
+    unowned = case.kv.float().isnan().any(-1)
+    numbers, scales = quantize(case.kv.float(), dtype)
+    numbers = torch.where(unowned[..., None], 127.0, numbers.float()).to(dtype)
+    kv = torch.full((2, num_blocks + 1, *case.kv.shape[2:]), 127.0, device=DEVICE).to(dtype)[:, :num_blocks]
+    guarded = torch.full((2, num_blocks + 1, *scales.shape[2:]), torch.nan, device=DEVICE)[:, :num_blocks]
+    return case._replace(kv=kv.copy_(numbers)), guarded.copy_(torch.where(unowned, torch.nan, scales))
 
 
 def sheltered(q: Tensor) -> tuple[Tensor, Tensor]:

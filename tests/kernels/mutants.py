@@ -12,13 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from kernel_cases import DEVICE, bits, decode, far_apart, paged, varlen
+from kernel_cases import DEVICE, bits, close, decode, far_apart, in_8_bits, paged, varlen
 
 import kvlab_kernels
+from kvlab.model import layers
+from kvlab_kernels.block_copy import copy_blocks_reference
 from kvlab_kernels.cache_write import reshape_and_cache_reference
 from kvlab_kernels.configs import DecodeConfig, VarlenConfig
-from kvlab_kernels.gather import gather_pages_reference
+from kvlab_kernels.gather import decode_reference, gather_pages_reference
+from kvlab_kernels.quantized import dequantized, quantize_and_cache_reference
+from kvlab_kernels.rms_norm import add_rms_norm_reference
+from kvlab_kernels.rope_cache import rope_and_cache_reference
+from kvlab_kernels.sanitizer import reaching
 from kvlab_kernels.split_kv import make_workspace
+from kvlab_kernels.varlen import varlen_reference
 
 SOURCES = Path(kvlab_kernels.__file__).parent
 DECODE, VARLEN = DecodeConfig(16, 4, 2), VarlenConfig(16, 16, 4, 2)
@@ -72,6 +79,103 @@ def stale_split(modules):
     decode_of("split_kv", partial(paged, [1, 20]), num_splits=5, workspace=workspace)(modules)
 
 
+def decode_int8(name, **options):
+    def run(modules):
+        case, scales = in_8_bits(paged([9, 40], num_kv_heads=3, spare=9, seed=1))  # nobody owns block 0
+        attention = getattr(modules(name), f"{name}_attention")
+        got = attention(*case[:4], scales=scales, config=DECODE, **options)
+        close(got, decode_reference(case.q, dequantized(case.kv, scales), *case[2:4]))
+
+    return run
+
+
+def chunks_int8(modules):
+    case, scales = in_8_bits(paged([20, 9], [7, 1]))
+    got = modules("varlen").varlen_attention(*case, scales=scales, config=VARLEN)
+    close(got, varlen_reference(case.q, dequantized(case.kv, scales), *case[2:]))
+
+
+def write_int8(modules, slots=(6, -1, 3), head_dim=20):
+    k, v = torch.randn(2, len(slots), 3, head_dim, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    k[0, 0] = 0
+    k[0, 1, :2] = torch.tensor([127.0, 0.5])
+    v[-1, 2, 0] = torch.nan
+    got = torch.full((2, 2, 4, 3, head_dim), 99, dtype=torch.int8, device=DEVICE), torch.full((2, 2, 4, 3), -1.0)
+    got = got[0], got[1].to(DEVICE)
+    want = tuple(x.clone() for x in got)
+    slots = torch.tensor(slots, device=DEVICE)
+    modules("quantized").quantize_and_cache(k, v, *got, slots)
+    quantize_and_cache_reference(k, v, *want, slots)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+def rope(modules, slots=(6, -1, 3), dtype=torch.float16, int8=False):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(len(slots), 9, 20, generator=generator).to(dtype).to(DEVICE).split((3, 3, 3), dim=1)
+    cos, sin = torch.randn(2, 50, 1, 20, generator=generator).to(dtype).to(DEVICE)
+    kv = torch.full((2, 2, 4, 3, 20), 99, dtype=torch.int8 if int8 else dtype, device=DEVICE)
+    scales = torch.full((2, 2, 4, 3), -1.0, device=DEVICE) if int8 else None
+    want = kv.clone(), None if scales is None else scales.clone()
+    positions, slots = torch.tensor([7, 1, 49], device=DEVICE), torch.tensor(slots, device=DEVICE)
+    args = (q, k, v, cos, sin, positions)
+    got = modules("rope_cache").rope_and_cache(*args, kv, slots, scales=scales)
+    rotated = rope_and_cache_reference(*args, want[0], slots, scales=want[1])
+    assert torch.equal(got[slots >= 0], rotated[slots >= 0])
+    assert torch.equal(kv, want[0]) and (scales is None or torch.equal(scales, want[1]))
+
+
+def far_rope(modules):
+    kv = far_apart([4, 3, 2], head_dim=8).kv
+    x, zero = torch.ones(1, 2, 8, dtype=torch.float16, device=DEVICE), torch.tensor([0], device=DEVICE)
+    turn = torch.ones(1, 1, 8, dtype=torch.float16, device=DEVICE)
+    modules("rope_cache").rope_and_cache(x, x, x, turn, turn * 0, zero, kv, zero + 9)
+    assert (kv[:, 2, 1] == 1).all()
+
+
+def norm(modules, add=False, dtype=torch.float16):
+    generator = torch.Generator().manual_seed(0)
+    x, residual = torch.randn(2, 6, 4, 50, generator=generator).to(dtype).to(DEVICE)[..., 5:45]
+    weight = (torch.randn(4, 40, generator=generator) * 3).to(dtype).to(DEVICE)
+    if add:
+        want_residual = residual.clone()
+        want = add_rms_norm_reference(x, want_residual, weight, 0.1)
+        got = modules("rms_norm").add_rms_norm(x, residual, weight, 0.1)
+        assert torch.equal(residual, want_residual)
+    else:
+        want, got = layers.rms_norm(x, weight, 0.1), modules("rms_norm").rms_norm(x, weight, 0.1)
+    assert (got != want).sum() < 20  # where the order of the sum decided a rounding
+
+
+def gated(modules):
+    gate, up = (torch.randn(3, 2400, generator=torch.Generator().manual_seed(0)).half() * 9).to(DEVICE).chunk(2, dim=1)
+    assert (modules("swiglu").swiglu(gate, up) != layers.swiglu(gate, up)).sum() < 20
+    low = torch.full((1, 1), -200.0, device=DEVICE)
+    assert modules("swiglu").swiglu(low, low) == 0
+
+
+def blocks(modules, pairs=((1, 4), (2, 3), (4, 5), (0, 1)), head_dim=3):
+    generator = torch.Generator().manual_seed(0)
+    guards = [torch.randn(2, 7, 2, 1, n, generator=generator).to(DEVICE) for n in (head_dim, 1)]
+    want = [guard.clone() for guard in guards]
+    copy_blocks_reference(want, pairs)
+    tensors = [guard[:, :6] for guard in guards]
+    with reaching(*tensors):
+        modules("block_copy").copy_blocks(modules("block_copy").pieces_of(tensors), pairs)
+    assert all(torch.equal(a, b) for a, b in zip(guards, want, strict=True))
+
+
+def rows_and_back(modules):
+    module = modules("block_copy")
+    tensor = torch.arange(2 * 4 * 3, dtype=torch.float32, device=DEVICE).view(2, 4, 3)
+    before, cache = tensor.clone(), module.pieces_of([tensor])
+    buffer = torch.zeros(2, 24, dtype=torch.uint8, device=DEVICE)
+    with reaching(tensor, buffer):
+        module.gather_blocks(cache, [3, 1], module.pieces_of_rows(buffer, cache))
+        assert torch.equal(buffer.view(torch.float32).view(2, 2, 3), before[:, [3, 1]].transpose(0, 1))
+        module.scatter_blocks(module.pieces_of_rows(buffer, cache), cache, [0, 2])
+    assert torch.equal(tensor[:, [0, 2]], before[:, [3, 1]]) and torch.equal(tensor[:, [1, 3]], before[:, [1, 3]])
+
+
 RAGGED = partial(paged, [14, 3, 9])
 TILES = partial(paged, [55])  # four tiles of 16 in one program: the second and third must rescale
 FAR = partial(far_apart, [4, 3, 2], block_size=4, num_kv_heads=1, head_dim=16)
@@ -89,6 +193,20 @@ CASES = {
     "split, many": decode_of("split_kv", partial(paged, [110]), split_tokens=3),  # more than the merge takes at once
     "split, planned too short": decode_of("split_kv", TILES, split_tokens=16, max_seq_len=20),
     "split": decode_of("split_kv", TILES, num_splits=2),
+    "packed, int8": decode_int8("gqa_packed"),
+    "split, int8": decode_int8("split_kv", num_splits=3),
+    "varlen, int8": chunks_int8,
+    "write, int8": write_int8,
+    "write, int8, one head": lambda modules: write_int8(modules, slots=(1,)),
+    "rope": rope,
+    "rope, int8": partial(rope, int8=True),
+    "rope, far": far_rope,
+    "norm": norm,
+    "norm, add": partial(norm, add=True),
+    "swiglu": gated,
+    "blocks": blocks,
+    "blocks, large": partial(blocks, head_dim=1500),
+    "blocks, rows": rows_and_back,
 }
 for decoder in ("naive", "online_softmax", "gqa_packed"):
     CASES |= {
@@ -286,6 +404,128 @@ FAULTS = {
     ),
     "varlen: the wrong sequence's length": fault("varlen", "tl.load(seq_lens + seq)", "tl.load(seq_lens)"),
     "varlen: another sequence's table": fault("varlen", "seq.to(tl.int64) * stride_table", "0 * stride_table"),
+    "int8: K's scales are forgotten": fault(
+        "gqa_packed", "factor *= tl.load(", "factor += 0.0 * tl.load(", "packed, int8"
+    ),
+    "int8: V's scales are forgotten": fault(
+        "gqa_packed", "weights *= tl.load(", "weights += 0.0 * tl.load(", "packed, int8"
+    ),
+    "int8: V's scales count in the sum": fault(
+        "gqa_packed",
+        "weights *= tl.load(value_scales + at_scale, mask=known, other=0.0)[None, :]",
+        "weights *= tl.load(value_scales + at_scale, mask=known, other=0.0)[None, :]\n"
+        "            total = total * 0.0 + tl.sum(weights, axis=1)",
+        "packed, int8",
+    ),
+    "int8: V is scaled as K": fault(
+        "gqa_packed", "tl.load(value_scales + at_scale", "tl.load(key_scales + at_scale", "packed, int8"
+    ),
+    "int8: the first head's scales": fault("gqa_packed", "* stride_scale + kv_head", "* stride_scale", "packed, int8"),
+    "int8: scales at the token, not its slot": fault(
+        "gqa_packed", "(block * BLOCK_SIZE + token % BLOCK_SIZE) * stride_scale", "token * stride_scale", "split, int8"
+    ),
+    "int8: scales of unowned slots": fault(
+        "gqa_packed",
+        "tl.load(value_scales + at_scale, mask=known, other=0.0)",
+        "tl.load(value_scales + at_scale)",
+        "packed, int8",
+    ),
+    "split: K's and V's scales exchanged": fault(
+        "split_kv", "*halves(scales), partial", "*halves(scales)[::-1], partial", "split, int8"
+    ),
+    "varlen: K's and V's scales exchanged": fault(
+        "varlen", "*halves(scales), out", "*halves(scales)[::-1], out", "varlen, int8"
+    ),
+    "write int8: the largest, not its magnitude": fault("quantized", "tl.abs(x)", "x", "write, int8"),
+    "write int8: NaN is overlooked": fault(
+        "quantized", 'tl.where(magnitude < float("inf"), magnitude, float("inf"))', "magnitude * 1.0", "write, int8"
+    ),
+    "write int8: rounded towards zero": fault("quantized", "tl.floor(scaled + 0.5)", "scaled", "write, int8"),
+    "write int8: one scale too far": fault(
+        "quantized", "slot * HEADS + head", "slot * HEADS + head + 1", "write, int8"
+    ),
+    "write int8: padded heads have scales": fault(
+        "quantized", "tl.store(scales, scale, mask=row_real)", "tl.store(scales, scale)", "write, int8, one head"
+    ),
+    "write int8: padding is written": fault("quantized", "if slot < 0:", "if slot < -1:", "write, int8"),
+    "write int8: V is K": fault(
+        "quantized", "tl.load(v + token * stride_v", "tl.load(k + token * stride_k", "write, int8"
+    ),
+    "rope: the partner is itself": fault("rope_cache", "partner = (1 - half)", "partner = half", "rope"),
+    "rope: neighbours are paired": fault("rope_cache", "d = half * HALF + i", "d = half + 2 * i", "rope"),
+    "rope: the sine of the other half": fault(
+        "rope_cache", "tl.load(sin + row + d", "tl.load(sin + row + partner", "rope"
+    ),
+    "rope: the first product is not rounded": fault(
+        "rope_cache", "(own.to(tl.float32) * cos[None, :]).to(own.dtype)", "own.to(tl.float32) * cos[None, :]", "rope"
+    ),
+    "rope: the row, not the position": fault("rope_cache", "tl.load(positions + token)", "token", "rope"),
+    "rope: k is stored as it came": fault(
+        "rope_cache",
+        "write_rows(key,",
+        "write_rows(tl.load(k + token * stride_k + head + d[None, :], mask=real),",
+        "rope",
+    ),
+    "rope: v is rotated too": fault(
+        "rope_cache",
+        "value = tl.load(v + token * stride_v + head + d[None, :], mask=real, other=0.0)",
+        "value = rotate(v + token * stride_v, head + d[None, :], head + partner[None, :], cosine, sine, real)",
+        "rope",
+    ),
+    "rope: padding is written": fault("rope_cache", "if slot < 0:", "if slot < -1:", "rope"),
+    "rope: padded heads are written": fault(
+        "rope_cache", "real = heads[:, None] & dims[None, :]", "real = (kv_head >= 0)[:, None] & dims[None, :]", "rope"
+    ),
+    "rope: slot in 32 bits": fault(
+        "rope_cache",
+        "tl.load(slot_mapping + token).to(tl.int64)",
+        "tl.load(slot_mapping + token).to(tl.int32)",
+        "rope, far",
+    ),
+    "rope int8: scales by slot alone": fault("rope_cache", "slot * KV_HEADS + kv_head", "slot + kv_head", "rope, int8"),
+    "norm: the mean over the padded row": fault("rms_norm", "axis=0) / DIM", "axis=0) / DIM_PADDED", "norm"),
+    "norm: eps outside the root": fault(
+        "rms_norm",
+        "tl.rsqrt(tl.sum(wide * wide, axis=0) / DIM + eps)",
+        "1 / (tl.sqrt(tl.sum(wide * wide, axis=0) / DIM) + eps)",
+        "norm",
+    ),
+    "norm: rounded once": fault("rms_norm", "/ DIM + eps)).to(value.dtype)", "/ DIM + eps))", "norm"),
+    "norm: every head's weight is the first's": fault("rms_norm", "weight + head * stride_weight", "weight", "norm"),
+    "norm: tokens next to each other": fault("rms_norm", "token * stride_x + head", "token * DIM + head", "norm"),
+    "norm: the residual is not stored": fault("rms_norm", "tl.store(at, value, mask=dims)", "pass", "norm, add"),
+    "norm: x alone is normalised": fault(
+        "rms_norm",
+        "wide = value.to(tl.float32)",
+        "wide = tl.load(x + token * stride_x + head * stride_x_head + d, mask=dims, other=0.0).to(tl.float32)",
+        "norm, add",
+    ),
+    "norm: the sum is not rounded": fault(
+        "rms_norm", "+ value.to(tl.float32)).to(value.dtype)", "+ value.to(tl.float32))", "norm, add"
+    ),
+    "norm: writes behind the row": fault("rms_norm", "dims = d < DIM", "dims = d < DIM_PADDED", "norm"),
+    "swiglu: sigmoid alone": fault("swiglu", "wide / (1.0", "1.0 / (1.0", "swiglu"),
+    "swiglu: the sign": fault("swiglu", "tl.exp(-wide)", "tl.exp(wide)", "swiglu"),
+    "swiglu: rounded once": fault("swiglu", "tl.exp(-wide))).to(g.dtype)", "tl.exp(-wide)))", "swiglu"),
+    "swiglu: up lies where gate does": fault(
+        "swiglu", "tl.load(up + token * stride_up", "tl.load(gate + token * stride_up", "swiglu"
+    ),
+    "swiglu: writes behind the row": fault("swiglu", "dims = d < DIM", "dims = d < DIM + TILE", "swiglu"),
+    "blocks: V's blocks from K's": fault(
+        "block_copy", "for half in tensor", "for half in (tensor[0], tensor[0])", "blocks"
+    ),
+    "blocks: source and target exchanged": fault(
+        "block_copy",
+        "src = tl.load(pairs + tl.program_id(0))",
+        "src = tl.load(pairs + tl.num_programs(0) + tl.program_id(0))",
+        "blocks",
+    ),
+    "blocks: the first part alone": fault("block_copy", "tl.program_id(2) * TILE +", "0 * TILE +", "blocks, large"),
+    "blocks: the neighbour's bytes too": fault(
+        "block_copy", "mask=inside), mask=inside)", "mask=inside, other=0))", "blocks"
+    ),
+    "rows: all pieces at the row's start": fault("block_copy", "address += size", "address += 0", "blocks, rows"),
+    "rows: the stride of the cache": fault("block_copy", "staging.stride(0), size)", "size, size)", "blocks, rows"),
 }
 
 # Faults that no result can show, each with the reason.
@@ -305,6 +545,14 @@ EQUIVALENT = {
     "varlen: all tiles for each block of rows": (
         fault("varlen", "tl.minimum(context + first + BLOCK_Q, seq_len)", "seq_len"),
         "each row's limit hides what comes behind it: right, and slow",
+    ),
+    "write int8: 0 / 0": (
+        fault("quantized", "known = (scale > 0) & (scale", "known = (scale >= 0) & (scale", "write, int8"),
+        "NaN becomes 0 as a whole number, by the habit of processors: no language promises it",
+    ),
+    "blocks: one launch for all": (
+        fault("block_copy", "at_once=True", "at_once=False", "blocks"),
+        "the interpreter runs the programs in the order of the pairs: this one needs a GPU",
     ),
     "sweep: fp32 rounded to tf32": (
         fault("gqa_packed", 'input_precision="ieee"', 'input_precision="tf32"'),

@@ -19,8 +19,8 @@ from kvlab.model.kv_cache import KVCache
 def make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, dtype=torch.float64) -> KVCache:
     config = ModelConfig("qwen2", 8, 8, 2, num_heads, num_kv_heads, head_dim, 16, 4096)
     kv_cache = KVCache(config, num_blocks, block_size, dtype)
-    for layer in kv_cache.layers:
-        layer[:, 1:] = torch.nan  # nothing that was not written may matter
+    for tensor in kv_cache.scales or kv_cache.layers:
+        tensor[:, 1:] = torch.nan  # nothing that was not written may matter
     return kv_cache
 
 
@@ -36,25 +36,26 @@ def make_step(kv_cache, chunks, seed=0):
         seqs.append(([0] * now, past, table, True))
         for position in range(past):
             block, offset = table[position // kv_cache.block_size], position % kv_cache.block_size
-            for layer in kv_cache.layers:
-                layer[:, block, offset] = torch.randn(2, num_kv_heads, head_dim, generator=generator)
+            slot = torch.tensor([block * kv_cache.block_size + offset])
+            for layer in range(len(kv_cache.layers)):
+                kv_cache.write(layer, *torch.randn(2, 1, num_kv_heads, head_dim, generator=generator), slot)
     return flat_batch(seqs, kv_cache.block_size), generator
 
 
 def attend_with(name, kv_cache, batch, q, k, v, layer_index=1):
-    for layer in kv_cache.layers:  # each backend must write k and v itself
-        layer.view(2, -1, *k.shape[1:])[:, batch.slot_mapping] = torch.nan
+    for tensor in kv_cache.scales or kv_cache.layers:  # each backend must write k and v itself
+        tensor.flatten(1, 2)[:, batch.slot_mapping] = torch.nan
     backend = get_attention_backend(name)
     with torch.inference_mode():
         out = backend.attend(q, k, v, layer_index, backend.plan(batch, kv_cache))
-    written = kv_cache.layers[layer_index].view(2, -1, *k.shape[1:])[:, batch.slot_mapping]
-    assert torch.equal(written[0], k) and torch.equal(written[1], v)
+    written = kv_cache.layer(layer_index, k.dtype).view(2, -1, *k.shape[1:])[:, batch.slot_mapping]
+    assert torch.equal(written[0], kv_cache.as_read(k)) and torch.equal(written[1], kv_cache.as_read(v))
     return out
 
 
-def compare(num_heads, num_kv_heads, head_dim, block_size, chunks, dtype=torch.float64, tolerance=1e-12):
+def compare(num_heads, num_kv_heads, head_dim, block_size, chunks, dtype=torch.float64, tolerance=1e-12, kv_dtype=None):
     num_blocks = 3 + sum(-(-(past + now) // block_size) for past, now in chunks)
-    kv_cache = make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, dtype)
+    kv_cache = make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, kv_dtype or dtype)
     batch, generator = make_step(kv_cache, chunks)
     count = len(batch.token_ids)
     q = torch.randn(count, num_heads, head_dim, generator=generator).to(dtype)
@@ -84,6 +85,12 @@ def test_any_mix_of_chunks_and_decodes(chunks, num_decodes, block_size):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_other_types(dtype, tolerance):
     compare(14, 2, 64, 16, [(31, 1), (0, 1), (100, 1), (0, 33), (20, 20)], dtype, tolerance)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_int8(dtype, tolerance):
+    """Decodes, a chunk at hand and one with a context: all see K and V as they were stored."""
+    compare(14, 2, 64, 16, [(31, 1), (0, 1), (100, 1), (0, 33), (20, 20)], dtype, tolerance, kv_dtype=torch.int8)
 
 
 def test_decodes_in_several_groups_keep_their_rows(monkeypatch):
