@@ -84,6 +84,8 @@ class LLM:
         manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)
         runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len)
+        if config.device != "cpu":
+            runner.warm_up(config.max_num_batched_tokens)
         self.engine = EngineCore(scheduler, runner)
         self._ids = itertools.count()
         self.processor = OutputProcessor(self.tokenizer, scheduler)

@@ -15,19 +15,23 @@ part of a chunk, and may differ in its last bits from what it was as a decode.)
 Importing this module imports Triton, which is why nobody does before a backend "triton" is asked for.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from kvlab.blocks import cdiv
 from kvlab.model.batch import FlatBatch
 from kvlab.model.kv_cache import KVCache
 from kvlab_kernels.cache_write import reshape_and_cache
 from kvlab_kernels.checks import check_cache
 from kvlab_kernels.configs import LONG_QUERY, num_sms
-from kvlab_kernels.launch import INTERPRETED, check_device, triton
+from kvlab_kernels.launch import INTERPRETED, check_device
 from kvlab_kernels.split_kv import Workspace, choose_num_splits, make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention
+from kvlab_kernels.warmup import warm_up_steps
 
 OLDEST = (8, 0)  # compute capability: Ampere, the first with bf16 on tensor cores
 
@@ -90,6 +94,31 @@ class TritonAttention:
                 )
         check_device(kv_cache.layers[0])
 
+    def warm_up_batches(
+        self, kv_cache: KVCache, max_num_batched_tokens: int, max_model_len: int
+    ) -> Iterator[FlatBatch]:
+        """Batches that reach every kernel which an engine with these limits needs. Forwards of them write to no block.
+
+        Their tokens go to slot -1, which is none, and their tables name the null block only.
+        """
+        for query_lens, seq_lens in warm_up_steps(max_num_batched_tokens, max_model_len):
+            count = sum(query_lens)
+            rows = torch.zeros(count, dtype=torch.int64, device=kv_cache.device)
+            starts = torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32, device=kv_cache.device)
+            width = cdiv(max(seq_lens), kv_cache.block_size)
+            yield FlatBatch(
+                token_ids=rows,
+                positions=rows,
+                slot_mapping=rows - 1,
+                query_start_loc=starts,
+                seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=kv_cache.device),
+                block_tables=torch.zeros((len(seq_lens), width), dtype=torch.int32, device=kv_cache.device),
+                logits_indices=rows[:1],
+                num_decodes=sum(n == 1 for n in query_lens),
+                max_query_len=max(query_lens),
+                max_seq_len=max(seq_lens),
+            )
+
     def plan(self, batch: FlatBatch, kv_cache: KVCache) -> TritonMetadata:
         """Who computes which rows. Decodes come first in a batch; a step of nothing else is all `decodes`."""
         num_seqs, n = len(batch.seq_lens), batch.num_decodes
@@ -117,7 +146,7 @@ class TritonAttention:
         out = torch.empty(q.shape, dtype=kv.dtype, device=q.device)
         if d := metadata.decodes:
             n, num_heads, head_dim = len(d.seq_lens), *q.shape[1:]
-            num_splits = d.num_splits or triton.cdiv(d.max_seq_len, self.split_tokens)
+            num_splits = d.num_splits or cdiv(d.max_seq_len, self.split_tokens)
             workspace = self._room(n, num_heads, num_splits, head_dim, q.device)
             split_kv_attention(
                 queries[:n], kv, d.block_tables, d.seq_lens, max_seq_len=d.max_seq_len,
