@@ -1,4 +1,4 @@
-"""The warm-up compiles what serving needs, all of it and nothing else: without a GPU, in a process that only compiles."""
+"""The warm-up compiles all that serving needs, and nothing else: seen without a GPU, in a process that only compiles."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """A process that compiles for a GPU which is not there: an engine's warm-up, then two days of random requests.
 
-Prints as JSON, for each of the three, the kernels that it compiled and the compiled kernels that it launched, by hash. The engine
-is the real one, scheduler and forward included, but kernels do not run, so what it generates means nothing.
+Prints as JSON, for each of the three, the kernels that it compiled and the compiled kernels that it launched, by hash.
+The engine is the real one, scheduler and forward included, but kernels do not run, so what it generates means nothing.
 """
 
 import json
