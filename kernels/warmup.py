@@ -1,7 +1,7 @@
 """Which steps an engine runs before it serves, so that no request waits for the compiler (warm-up, 预热).
 
-Triton compiles a kernel when it is first launched with arguments of a new kind: dtypes, constants, and whether an integer
-is 1 or a multiple of 16, unless the kernel asks not to look. For our kernels this leaves few kinds:
+Triton compiles a kernel when it is first launched with arguments of a new kind: dtypes, constants, and whether an
+integer is 1 or a multiple of 16, unless the kernel asks not to look. For our kernels this leaves few kinds:
 
     always the same in one engine      dtypes, heads, head dim, block size, strides
     not looked at                      number of sequences, width of the block table, splits
