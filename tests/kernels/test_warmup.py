@@ -1,4 +1,4 @@
-"""The warm-up compiles all that serving needs, and nothing else. Seen without a GPU, in a process that only compiles."""
+"""The warm-up compiles all that serving needs and nothing else: without a GPU, in a process that only compiles."""
 
 import json
 import os
