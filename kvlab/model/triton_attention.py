@@ -29,6 +29,7 @@ from kvlab_kernels.cache_write import reshape_and_cache
 from kvlab_kernels.checks import check_cache
 from kvlab_kernels.configs import LONG_QUERY, num_sms
 from kvlab_kernels.launch import INTERPRETED, check_device
+from kvlab_kernels.quantized import quantize_and_cache
 from kvlab_kernels.split_kv import Workspace, choose_num_splits, make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention
 from kvlab_kernels.warmup import warm_up_steps
@@ -71,7 +72,7 @@ class TritonAttention:
     split_tokens: cut every context after so many tokens, for the same bits in any batch; 0 cuts as is quickest. The
         workspace then has 4 * H * (D + 1) bytes for each decode and each split_tokens of the longest context.
 
-    q is converted to the dtype that K and V are stored in.
+    The kernels compute in the dtype that K and V are stored in, to which q is converted; with INT8 K and V in q's own.
     """
 
     interpreted = INTERPRETED
@@ -84,7 +85,7 @@ class TritonAttention:
 
     def check(self, kv_cache: KVCache) -> None:
         """ValueError or RuntimeError, with the remedy, if the kernels cannot read `kv_cache` here."""
-        check_cache(kv_cache.layers[0])
+        check_cache(kv_cache.layers[0], kv_cache.scales[0] if kv_cache.quantized else None)
         if kv_cache.device.type == "cuda" and not INTERPRETED:
             capability = torch.cuda.get_device_capability(kv_cache.device)
             if capability < OLDEST:
@@ -140,22 +141,28 @@ class TritonAttention:
         return Decodes(batch.block_tables[:n], batch.seq_lens[:n], longest, num_splits)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: TritonMetadata) -> Tensor:
-        kv = metadata.kv_cache.layers[layer_index]
-        reshape_and_cache(k, v, kv, metadata.slot_mapping)
-        queries = q.to(kv.dtype)
-        out = torch.empty(q.shape, dtype=kv.dtype, device=q.device)
+        kv_cache = metadata.kv_cache
+        kv, scales = kv_cache.layers[layer_index], None
+        if kv_cache.quantized:
+            scales = kv_cache.scales[layer_index]
+            quantize_and_cache(k, v, kv, scales, metadata.slot_mapping)
+            queries = q.to(torch.float32 if q.dtype == torch.float64 else q.dtype)
+        else:
+            reshape_and_cache(k, v, kv, metadata.slot_mapping)
+            queries = q.to(kv.dtype)
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         if d := metadata.decodes:
             n, num_heads, head_dim = len(d.seq_lens), *q.shape[1:]
             num_splits = d.num_splits or cdiv(d.max_seq_len, self.split_tokens)
             workspace = self._room(n, num_heads, num_splits, head_dim, q.device)
             split_kv_attention(
-                queries[:n], kv, d.block_tables, d.seq_lens, max_seq_len=d.max_seq_len,
+                queries[:n], kv, d.block_tables, d.seq_lens, scales=scales, max_seq_len=d.max_seq_len,
                 num_splits=d.num_splits, split_tokens=self.split_tokens or None, workspace=workspace, out=out[:n],
             )  # fmt: skip
         if c := metadata.chunks:
             varlen_attention(
                 queries[c.first :], kv, c.block_tables, c.seq_lens, c.query_start_loc,
-                max_query_len=c.max_query_len, out=out[c.first :],
+                scales=scales, max_query_len=c.max_query_len, out=out[c.first :],
             )  # fmt: skip
         return out.to(q.dtype)
 

@@ -16,8 +16,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
         {},
         {"max_num_batched_tokens": 8, "num_gpu_blocks_override": 13, "num_cpu_blocks_override": 8},  # chunks
         {"deterministic_split_tokens": 16, "max_num_batched_tokens": 12},
+        {"kv_cache_dtype": "int8", "max_num_batched_tokens": 12},
     ],
-    ids=["plain", "chunked, under pressure", "fixed splits"],
+    ids=["plain", "chunked, under pressure", "fixed splits", "int8"],
 )
 def test_the_same_tokens_as_torch(checkpoint, options):
     options = {"block_size": 4, "num_gpu_blocks_override": 60, "max_model_len": 48} | options

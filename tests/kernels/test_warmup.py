@@ -11,10 +11,10 @@ import pytest
 from kvlab_kernels.warmup import warm_up_steps
 
 
-def compile_days(split_tokens: int, warm: str = "warm") -> dict:
+def compile_days(split_tokens: int = 0, warm: str = "warm", kv_cache_dtype: str = "auto") -> dict:
     script = Path(__file__).with_name("warm_day.py")
     done = subprocess.run(
-        [sys.executable, script, str(split_tokens), warm],
+        [sys.executable, script, str(split_tokens), warm, kv_cache_dtype],
         env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -22,7 +22,7 @@ def compile_days(split_tokens: int, warm: str = "warm") -> dict:
 
 
 def test_after_the_warm_up_no_day_of_requests_compiles_anything():
-    found = compile_days(split_tokens=0)
+    found = compile_days()
     assert sorted(found["warm-up"]["compiled"]) == [
         "cache_write_kernel", "gqa_packed_kernel", "merge_kernel", "split_kernel", "varlen_kernel", "varlen_kernel",
     ]  # fmt: skip
@@ -32,15 +32,16 @@ def test_after_the_warm_up_no_day_of_requests_compiles_anything():
 
 
 @pytest.mark.slow
-def test_with_fixed_splits_too():
-    found = compile_days(split_tokens=256)
+@pytest.mark.parametrize("options", [{"split_tokens": 256}, {"kv_cache_dtype": "int8"}], ids=str)
+def test_with_fixed_splits_and_with_int8_too(options):
+    found = compile_days(**options)
     assert found["day 1"]["compiled"] == found["day 2"]["compiled"] == []
     assert set(found["day 1"]["launched"]) == set(found["warm-up"]["launched"])
 
 
 @pytest.mark.slow
 def test_without_a_warm_up_the_first_day_compiles_and_the_second_does_not():
-    found = compile_days(split_tokens=0, warm="cold")
+    found = compile_days(warm="cold")
     assert len(found["day 1"]["compiled"]) == 6
     assert found["day 2"]["compiled"] == []
 

@@ -28,10 +28,11 @@ def day(llm: LLM, seed: int) -> None:
             assert output.error is None, output.error
 
 
-def main(split_tokens: int, warm: bool) -> None:
+def main(split_tokens: int, warm: bool, kv_cache_dtype: str) -> None:
     with compiling_for(90) as launched:
         llm = LLM("tiny", attention_backend="triton", dtype="bfloat16", num_gpu_blocks_override=70, max_model_len=1024,
-                  max_num_batched_tokens=200, deterministic_split_tokens=split_tokens)  # fmt: skip
+                  max_num_batched_tokens=200, kv_cache_dtype=kv_cache_dtype,
+                  deterministic_split_tokens=split_tokens)  # fmt: skip
         forward = llm.model.forward  # attention leaves what the memory held, which may be NaN
         llm.model.forward = lambda batch, kv_cache: forward(batch, kv_cache).nan_to_num(0.0, 0.0, 0.0)
         parts = {
@@ -49,4 +50,4 @@ def main(split_tokens: int, warm: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2] == "warm")
+    main(int(sys.argv[1]), sys.argv[2] == "warm", sys.argv[3])

@@ -72,6 +72,8 @@ def test_a_long_chunk_takes_the_sizes_for_prefill():
         (torch.float16, torch.float16, 2e-3),
         (torch.float32, torch.float16, 5e-3),
         (torch.bfloat16, torch.bfloat16, 3e-2),
+        (torch.float32, torch.int8, 2e-5),
+        (torch.bfloat16, torch.int8, 3e-2),
     ],
     ids=str,
 )
@@ -143,7 +145,7 @@ def test_auto():
     kv_cache = make_cache(4, 2, 16, 4, 3, torch.float32)
     assert isinstance(choose_attention_backend("auto", kv_cache), TorchAttention)
     assert isinstance(choose_attention_backend("triton", kv_cache), TritonAttention)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), layers=[kv_cache.layers[0].half()])
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), layers=[kv_cache.layers[0].half()], quantized=False)
     with pytest.warns(UserWarning, match="'torch', not the quicker 'triton'"):
         assert isinstance(choose_attention_backend("auto", on_gpu), TorchAttention)
 
