@@ -7,17 +7,17 @@ import time
 from functools import partial
 from pathlib import Path
 
-SECTIONS = ("correctness", "graphs", "decodes", "ladder", "order of pages", "torch", "prefill")
+SECTIONS = ("correctness", "graphs", "decodes", "ladder", "order of pages", "quantised", "prefill", "torch")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark. Returns the exit status: 1 if a kernel is wrong; speed is for the reader to judge."""
-    parser = argparse.ArgumentParser(prog="python -m kvlab_kernels.bench", description="Are the kernels right, and fast?")
+    parser = argparse.ArgumentParser("python -m kvlab_kernels.bench", description="Are the kernels right, and fast?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of: {', '.join(SECTIONS)}")
     parser.add_argument("--toy", action="store_true", help="toy sizes and no times; always so without a GPU")
     parser.add_argument("--tune", action="store_true", help="instead: try sizes for configs.py; the best go to --json")
-    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing new after so many (9)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing new after so many (8)")
     args = parser.parse_args(argv)
 
     from kvlab_kernels.bench import correct, speed, tune
@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             "decodes": partial(speed.decodes, machine, copy),
             "ladder": partial(speed.ladder, machine, copy),
             "order of pages": partial(speed.order_of_pages, machine, copy),
+            "quantised": partial(speed.quantised, machine, copy),
             "prefill": partial(speed.prefill, machine, gemm),
             "torch": partial(speed.torch_attention, machine, copy),  # last: FlexAttention may compile for a minute
         }

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvlab.model.quantize import quantize
+
 
 class Shape(NamedTuple):
     """One layer's attention."""
@@ -28,6 +30,7 @@ class Paged(NamedTuple):
     block_tables: Tensor  # int32 [S, W]
     seq_lens: Tensor  # int32 [S]
     query_start_loc: Tensor  # int32 [S + 1]
+    scales: Tensor | None = None  # fp32 [2, num_blocks, block_size, Hkv] of K and V in 8 bits
 
     @property
     def decode(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -67,7 +70,13 @@ def paged(
     return Paged(q, kv, tables.to(device), *small)
 
 
+def in_8_bits(case: Paged, dtype: torch.dtype) -> Paged:
+    """The same with K and V quantised to int8 or float8_e4m3fn."""
+    kv, scales = quantize(case.kv, dtype)
+    return case._replace(kv=kv, scales=scales)
+
+
 def useful_bytes(case: Paged) -> int:
-    """K and V of all tokens, once: what a decode must read at the least."""
-    row = case.kv.shape[3] * case.kv.shape[4] * case.kv.element_size()
-    return 2 * int(case.seq_lens.sum()) * row
+    """K and V of all tokens, once, with their scales: what a decode must read at the least."""
+    of_a_head = case.kv.shape[4] * case.kv.element_size() + (0 if case.scales is None else case.scales.element_size())
+    return 2 * int(case.seq_lens.sum()) * case.kv.shape[3] * of_a_head

@@ -36,7 +36,7 @@ class Times:
 class Machine:
     """The device, toy or real, and a deadline. `toy`: small sizes and no times, whatever the device."""
 
-    def __init__(self, toy: bool, minutes: float = 9.0):
+    def __init__(self, toy: bool, minutes: float = 8.0):
         if not INTERPRETED and not torch.cuda.is_available():
             raise RuntimeError("kernels are compiled in this process and there is no GPU: unset TRITON_INTERPRET")
         self.toy = toy or INTERPRETED
@@ -105,6 +105,12 @@ class Machine:
         seconds = torch.tensor([start.elapsed_time(stop) / 1000 for start, stop in events], dtype=torch.float64)
         p10, p50, p90 = seconds.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
         return Times(p10, p50, p90, how)
+
+
+def quantised_dtypes(machine: Machine) -> list[torch.dtype]:
+    """What K and V can be quantised to and read from here: FP8 needs compute capability 8.9, or the interpreter."""
+    fp8 = machine.device.type != "cuda" or torch.cuda.get_device_capability(machine.device) >= (8, 9)
+    return [torch.int8, torch.float8_e4m3fn] if fp8 else [torch.int8]
 
 
 def copy_bandwidth(machine: Machine) -> float | None:

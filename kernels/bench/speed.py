@@ -1,7 +1,7 @@
 """Times: decodes over the whole plane of batch and length, the ladder, PyTorch's attention, order of pages, prefill.
 
 A decode is bound by memory. So its speed is told as useful bytes a second, K and V of every token once, and as a
-fraction of what a plain copy reaches on the same machine. What a kernel reads twice counts once, and lowers its fraction.
+fraction of what a plain copy reaches on the same machine. What a kernel reads twice counts once, and costs it.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvlab_kernels.bench.cases import QWEN, TOY, Paged, paged, useful_bytes
+from kvlab_kernels.bench.cases import QWEN, TOY, Paged, in_8_bits, paged, useful_bytes
 from kvlab_kernels.bench.correct import DECODE_KERNELS, describe
-from kvlab_kernels.bench.machine import Machine
+from kvlab_kernels.bench.machine import Machine, quantised_dtypes
 from kvlab_kernels.configs import num_sms
 from kvlab_kernels.split_kv import choose_num_splits, make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention
@@ -45,7 +45,9 @@ def decode_call(machine: Machine, case: Paged, num_splits: int) -> Callable:
     num_seqs, num_heads, head_dim = case.q.shape
     workspace = make_workspace(num_seqs, num_heads, num_splits, head_dim, machine.device)
     out = torch.empty_like(case.q)
-    return lambda: split_kv_attention(*case.decode, num_splits=num_splits, workspace=workspace, out=out)
+    return partial(
+        split_kv_attention, *case.decode, scales=case.scales, num_splits=num_splits, workspace=workspace, out=out
+    )
 
 
 def decodes(machine: Machine, copy: float | None) -> list[Row]:
@@ -90,6 +92,25 @@ def order_of_pages(machine: Machine, copy: float | None) -> list[Row]:
             case = paged(shape, [length] * batch, page, torch.bfloat16, machine.device, shuffled=shuffled)
             rows.append(timed(machine, decode_call(machine, case, chosen), useful_bytes(case), copy, batch=batch,
                               length=length, page=page, order="shuffled" if shuffled else "in order"))  # fmt: skip
+    return rows
+
+
+def quantised(machine: Machine, copy: float | None) -> list[Row]:
+    """The same decodes with K and V in 16 and in 8 bits; `faster` is the time in bf16 over the row's."""
+    rows, shape = [], shape_of(machine)
+    for batch, length in TOY_PLANE[1:] if machine.toy else LADDER:
+        chosen = choose_num_splits(batch, shape.num_kv_heads, length, num_sms(machine.device))
+        plain = None
+        for stored in (torch.bfloat16, *quantised_dtypes(machine)):
+            if machine.out_of_time():
+                return rows
+            case = paged(shape, [length] * batch, 16, torch.bfloat16, machine.device)
+            case = case if stored == torch.bfloat16 else in_8_bits(case, stored)
+            name = str(stored).removeprefix("torch.")
+            row = timed(machine, decode_call(machine, case, chosen), useful_bytes(case), copy, stored=name, batch=batch,
+                        length=length)  # fmt: skip
+            plain = plain or row["p50"]
+            rows.append(row | {"faster": f"{plain / row['p50']:.2f}x" if plain else None})
     return rows
 
 
