@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-SECTIONS = ("correctness", "graphs", "decodes", "ladder", "order of pages", "quantised", "prefill", "torch")
+SECTIONS = ("correctness", "graphs", "decodes", "ladder", "writes", "order", "quantised", "prefill", "torch")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
             "graphs": partial(correct.replays, machine),
             "decodes": partial(speed.decodes, machine, copy),
             "ladder": partial(speed.ladder, machine, copy),
-            "order of pages": partial(speed.order_of_pages, machine, copy),
+            "writes": partial(speed.writes, machine, copy),
+            "order": partial(speed.order_of_pages, machine, copy),
             "quantised": partial(speed.quantised, machine, copy),
             "prefill": partial(speed.prefill, machine, gemm),
             "torch": partial(speed.torch_attention, machine, copy),  # last: FlexAttention may compile for a minute

@@ -78,5 +78,10 @@ def in_8_bits(case: Paged, dtype: torch.dtype) -> Paged:
 
 def useful_bytes(case: Paged) -> int:
     """K and V of all tokens, once, with their scales: what a decode must read at the least."""
+    return int(case.seq_lens.sum()) * bytes_per_token(case)
+
+
+def bytes_per_token(case: Paged) -> int:
+    """Of K and V, with their scales, in this layer."""
     of_a_head = case.kv.shape[4] * case.kv.element_size() + (0 if case.scales is None else case.scales.element_size())
-    return 2 * int(case.seq_lens.sum()) * case.kv.shape[3] * of_a_head
+    return 2 * case.kv.shape[3] * of_a_head

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kvlab_kernels.bench.cases import QWEN, TOY, Paged, in_8_bits, paged, useful_bytes
+from kvlab_kernels.bench.cases import QWEN, TOY, Paged, bytes_per_token, in_8_bits, paged, useful_bytes
 from kvlab_kernels.bench.correct import DECODE_KERNELS, describe
 from kvlab_kernels.bench.machine import Machine, quantised_dtypes
+from kvlab_kernels.cache_write import reshape_and_cache
 from kvlab_kernels.configs import num_sms
+from kvlab_kernels.quantized import quantize_and_cache
 from kvlab_kernels.split_kv import choose_num_splits, make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention
 
@@ -62,6 +64,24 @@ def decodes(machine: Machine, copy: float | None) -> list[Row]:
             for splits in sorted({*(SPLITS[:2] if machine.toy else SPLITS), chosen}):
                 row = {"batch": batch, "length": length, "page": page, "splits": splits, "chosen": splits == chosen}
                 rows.append(timed(machine, decode_call(machine, case, splits), useful_bytes(case), copy, **row))
+    return rows
+
+
+def writes(machine: Machine, copy: float | None) -> list[Row]:
+    """Rung 1, K and V of a step to their slots, in random order: bytes read and written."""
+    rows, shape = [], shape_of(machine)
+    for tokens in (3, 40) if machine.toy else (1, 256, 2048, 16384):
+        case = paged(shape, [2 * tokens], 16, torch.bfloat16, machine.device)
+        k, v = torch.randn(2, tokens, *case.kv.shape[3:], device=machine.device, dtype=torch.bfloat16)
+        slots = torch.randperm(case.kv.shape[1] * 16, device=machine.device)[:tokens]
+        small = in_8_bits(case, torch.int8)
+        calls = {
+            "bfloat16": (case, partial(reshape_and_cache, k, v, case.kv, slots)),
+            "int8": (small, partial(quantize_and_cache, k, v, small.kv, small.scales, slots)),
+        }
+        for stored, (target, call) in calls.items():
+            moved = tokens * (bytes_per_token(case) + bytes_per_token(target))
+            rows.append(timed(machine, call, moved, copy, stored=stored, tokens=tokens))
     return rows
 
 

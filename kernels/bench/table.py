@@ -52,7 +52,7 @@ def goals(sections: dict[str, list[Row]]) -> list[Row]:
     chosen = [row for row in sections.get("decodes", []) if row["chosen"] and row["page"] == 16 and row["fraction"]]
     big = [row["fraction"] for row in chosen if row["batch"] * row["length"] >= BIG]
     alone = [row["fraction"] for row in chosen if (row["batch"], row["length"]) == (1, 32768)]
-    order = {row["order"]: row["p50"] for row in sections.get("order of pages", []) if row["page"] == 16 and row["p50"]}
+    order = {row["order"]: row["p50"] for row in sections.get("order", []) if row["page"] == 16 and row["p50"]}
     paging = order["shuffled"] / order["in order"] - 1 if len(order) == 2 else None
     checks = [row["right"] for name in ("correctness", "graphs") for row in sections.get(name, [])]
     right = f"{sum(checks)} of {len(checks)}" if checks else None

@@ -20,6 +20,7 @@ from kvlab_kernels.varlen import varlen_attention
 DECODE_SHAPES = [(1, 32768), (8, 8192), (64, 4096)]  # batch, length
 VARLEN_SHAPES = [(8, 1, 4096), (8, 16, 4096), (1, 2048, 0), (1, 2048, 8192)]  # sequences, new tokens, context
 DECODE_GRID = list(product((32, 64, 128), (4, 8), (2, 3, 5)))
+NAMES = {"decode sizes": DecodeConfig._fields, "varlen sizes": VarlenConfig._fields}
 VARLEN_GRID = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3)))
 
 
@@ -66,10 +67,8 @@ def attempt(machine: Machine, call, work: float, ceiling: float | None, row: Row
 
 def best(machine: Machine, found: dict[str, list[Row]]) -> dict[str, Any]:
     """For each shape that was timed the quickest sizes, and the architecture and head dim that they are for."""
-    sizes = {"decode sizes": ("tile", "num_warps", "num_stages"),
-             "varlen sizes": ("block_m", "tile", "num_warps", "num_stages")}  # fmt: skip
     result: dict[str, Any] = {"architecture": architecture(machine.device), "head_dim": shape_of(machine).head_dim}
-    for section, names in sizes.items():
+    for section, names in NAMES.items():
         quickest: dict[str, Row] = {}
         for row in found.get(section, []):
             shape = " ".join(f"{key}={row[key]}" for key in ("batch", "length", "new", "context") if key in row)

@@ -1,5 +1,6 @@
 """The benchmark without a GPU: all of it runs, at toy sizes, says what is right, and gives no time for a speed."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -8,8 +9,10 @@ import sys
 import pytest
 import torch
 
+from kvlab_kernels.bench import speed, tune
 from kvlab_kernels.bench.cases import TOY, in_8_bits, paged, useful_bytes
 from kvlab_kernels.bench.correct import compare
+from kvlab_kernels.bench.machine import Machine, Times
 from kvlab_kernels.bench.table import goals, table
 
 
@@ -65,6 +68,55 @@ sys.exit(main(["--only", "correctness"]))
     assert done.returncode == 1 and "ZeroDivisionError" in done.stdout and "1 of 2" in done.stdout, done.stdout
 
 
+def test_times_become_rates_fractions_goals_and_the_best_sizes():
+    """Toy sizes with made-up times: what a GPU's would be turned into."""
+    machine = Machine(toy=True)
+    seconds = itertools.cycle((4e-5, 2e-5, 3e-5))
+
+    def time(call):
+        call()
+        p50 = next(seconds)
+        return Times(p50 / 2, p50, p50 * 2, "graph")
+
+    machine.time = time
+    rows = speed.decodes(machine, 1e9)
+    bytes_read = 2 * 20 * TOY.num_kv_heads * TOY.head_dim * 2
+    assert rows[0]["rate"] == bytes_read / 4e-5 and rows[0]["fraction"] == bytes_read / 4e-5 / 1e9
+    assert [row["splits"] for row in rows if row["chosen"]] == [1, 1]
+    faster = [row["faster"] for row in speed.quantised(machine, 1e9)]
+    assert faster[0] == "1.00x" and float(faster[1][:-1]) != 1.0
+    found = {"decode sizes": tune.decode_sizes(machine, 1e9), "varlen sizes": tune.varlen_sizes(machine, 1e9)}
+    best = tune.best(machine, found)
+    for section, names in (("decode sizes", 3), ("varlen sizes", 4)):
+        ((_, sizes),) = best[section].items()
+        quickest = min(found[section], key=lambda row: row["p50"])
+        assert len(sizes) == names and sizes == [quickest[name] for name in quickest if name in tune.NAMES[section]]
+
+
+def test_a_time_is_the_median_of_launches_between_two_events(monkeypatch):
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing):
+            Event.made += 1
+            self.number, self.recorded = Event.made, False
+
+        def record(self):
+            self.recorded = True
+
+        def elapsed_time(self, stop):
+            assert self.recorded and stop.recorded
+            return float(stop.number)  # milliseconds: 2, 4, ... 60
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    machine = Machine(toy=True)
+    machine.toy, machine._flush = False, torch.ones(4)
+    times = machine.time(lambda: None)
+    assert (times.p50, times.how) == (0.031, "graph") and times.p10 < times.p50 < times.p90
+    assert machine._flush.sum() == 0
+
+
 def test_useful_bytes():
     case = paged(TOY, [3, 10], 4, torch.float16, torch.device("cpu"))
     assert useful_bytes(case) == 2 * 13 * 2 * 32 * 2
@@ -96,7 +148,8 @@ def test_goals_are_judged_by_the_worst_case_that_counts():
         "correctness": [{"right": True}, {"right": False}],
         "decodes": [decode(64, 4096, 0.85), decode(128, 8192, 0.79), decode(1, 32768, 0.45), decode(1, 1024, 0.01),
                     decode(128, 8192, 0.99, chosen=False), decode(128, 8192, 0.5, page=64)],
-        "order of pages": [{"page": 16, "order": order, "p50": p50} for order, p50 in (("in order", 1), ("shuffled", 1.02))],
+        "order": [{"page": 16, "order": "in order", "p50": 1.0},
+                           {"page": 16, "order": "shuffled", "p50": 1.02}],
     }  # fmt: skip
     judged = [(row["measured"], row["reached"]) for row in goals(sections)]
     assert judged == [("1 of 2", "NO"), ("79.0%", "NO"), ("45.0%", "yes"), ("2.0%", "yes")]
