@@ -46,3 +46,24 @@ def test_what_the_kernels_cannot_do_is_refused_at_once(checkpoint, options, word
         LLM(str(checkpoint("qwen2-tied")), num_gpu_blocks_override=8, **options)
     for word in words:
         assert word in str(error.value), str(error.value)
+
+
+def test_a_warm_up_leaves_every_block_as_it_was(checkpoint):
+    llm = LLM(str(checkpoint("qwen2-tied")), attention_backend="triton", num_gpu_blocks_override=8, max_model_len=100)
+    runner = llm.engine.runner
+    forward, lengths = llm.model.forward, []
+
+    def seen(batch, kv_cache):
+        lengths.append((batch.num_decodes, batch.max_query_len, batch.max_seq_len))
+        return forward(batch, kv_cache)
+
+    llm.model.forward = seen
+    runner.warm_up(max_num_batched_tokens=64)
+    assert lengths == [(1, 1, 1), (1, 1, 100), (0, 2, 2), (0, 64, 64)]
+    assert all(not layer.any() for layer in runner.kv_cache.layers)
+
+
+def test_a_warm_up_of_a_backend_that_compiles_nothing_runs_nothing(checkpoint):
+    llm = LLM(str(checkpoint("qwen2-tied")), attention_backend="torch", num_gpu_blocks_override=8, max_model_len=100)
+    llm.model.forward = None
+    llm.engine.runner.warm_up(max_num_batched_tokens=64)
