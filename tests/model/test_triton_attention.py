@@ -86,30 +86,41 @@ def test_other_types(dtype, stored, tolerance, chunks):
     compare((14, 2), 32, 16, chunks, tolerance, dtype=dtype, stored=stored)
 
 
-def one_decode_among(others, split_tokens):
-    """What attention gives a decode after 150 tokens, and a chunk of 3 after 20, when `others` run with them."""
-    kv_cache, batch, q, k, v = step((4, 2), 16, 8, [(150, 1), *others])
-    # Its own numbers, whoever else runs: those of a step of its own.
-    alone, its_batch, *its = step((4, 2), 16, 8, [(150, 1)])
-    for ours, theirs in zip((q, k, v), its, strict=True):
-        ours[0] = theirs[0]
-    for mine, theirs in zip(batch.block_tables[0].tolist(), its_batch.block_tables[0].tolist(), strict=False):
-        kv_cache.layers[1][:, mine] = alone.layers[1][:, theirs]
-    return attend_with("triton", kv_cache, batch, q, k, v, split_tokens=split_tokens)[0]
+def one_among(mine, decodes, chunks, split_tokens, head_dim=16):
+    """What attention gives the sequence `mine`, (past, now), after `decodes` and before `chunks`, its numbers the same."""
+    dtype = torch.float16 if head_dim > 128 else torch.float32
+    alone, its_batch, *its = step((4, 2), head_dim, 8, [mine], dtype, dtype)
+    kv_cache, batch, *ours = step((4, 2), head_dim, 8, [*decodes, mine, *chunks], dtype, dtype)
+    rows = slice(len(decodes), len(decodes) + mine[1])
+    for x, numbers in zip(ours, its, strict=True):
+        x[rows] = numbers
+    theirs = its_batch.block_tables[0].long()
+    mine_now = batch.block_tables[len(decodes), : len(theirs)].long()
+    kv_cache.layers[1][:, mine_now] = alone.layers[1][:, theirs]
+    return attend_with("triton", kv_cache, batch, *ours, split_tokens=split_tokens)[rows]
 
 
-def test_fixed_splits_give_the_same_bits_in_any_batch():
-    expected = one_decode_among([], 48)
-    for others in ([(3, 1)], [(700, 1), (2, 1)], [(10, 6)], [(5, 1), (0, 80)]):
-        assert torch.equal(one_decode_among(others, 48), expected), others
-    long = one_decode_among([(2000, 1)], 0)  # other splits, and other bits
-    assert not torch.equal(long, expected)
+def test_fixed_splits_give_a_decode_the_same_bits_in_any_batch():
+    mine = 150, 1
+    expected = one_among(mine, [], [], 48)
+    for decodes, chunks in (([(3, 1)], []), ([(700, 1), (2, 1)], []), ([], [(10, 6)]), ([(5, 1)], [(0, 80)])):
+        assert torch.equal(one_among(mine, decodes, chunks, 48), expected), (decodes, chunks)
+    assert not torch.equal(one_among(mine, [(2000, 1)], [], 0), expected)  # other splits, and other bits
+
+
+def test_and_a_chunk_too():
+    """With a head dim for which tiles differ between short chunks and long ones."""
+    mine = 150, 3
+    expected = one_among(mine, [], [], 48, head_dim=160)
+    for decodes, chunks in (([(3, 1)], []), ([(5, 1)], [(0, 70)])):
+        assert torch.equal(one_among(mine, decodes, chunks, 48, head_dim=160), expected), (decodes, chunks)
+    assert not torch.equal(one_among(mine, [], [(0, 70)], 0, 160), one_among(mine, [], [], 0, 160))
 
 
 def test_the_workspace_is_kept_and_grows():
     backend = TritonAttention(split_tokens=16)
-    for chunks in ([(40, 1)], [(100, 1), (30, 1)], [(40, 1)]):
-        kv_cache, batch, q, k, v = step((4, 2), 16, 8, chunks)
+    for head_dim, chunks in ((16, [(40, 1)]), (96, [(100, 1), (30, 1)]), (16, [(40, 1)]), (16, [(60, 1)] * 6)):
+        kv_cache, batch, q, k, v = step((4, 2), head_dim, 8, chunks)
         metadata = backend.plan(batch, kv_cache)
         first = backend.attend(q, k, v, 0, metadata)
         before = backend._workspace[0].data_ptr()
