@@ -87,7 +87,7 @@ def test_other_types(dtype, stored, tolerance, chunks):
 
 
 def one_among(mine, decodes, chunks, split_tokens, head_dim=16):
-    """What attention gives the sequence `mine`, (past, now), after `decodes` and before `chunks`, its numbers the same."""
+    """What attention gives the sequence `mine`, (past, now), among others. Its numbers are always the same."""
     dtype = torch.float16 if head_dim > 128 else torch.float32
     alone, its_batch, *its = step((4, 2), head_dim, 8, [mine], dtype, dtype)
     kv_cache, batch, *ours = step((4, 2), head_dim, 8, [*decodes, mine, *chunks], dtype, dtype)
