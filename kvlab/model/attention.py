@@ -66,8 +66,8 @@ def get_attention_backend(name: str, split_tokens: int = 0) -> AttentionBackend:
 def choose_attention_backend(name: str, kv_cache: KVCache, split_tokens: int = 0) -> AttentionBackend:
     """`get_attention_backend`, for this cache. "auto" is the kernels on a GPU that can run them, else "torch".
 
-    ValueError, ImportError or RuntimeError if the backend that is named cannot read `kv_cache`; on a GPU "auto" warns
-    instead, for "torch" is slower there.
+    With the kernels, the cache moves its blocks by one too. ValueError, ImportError or RuntimeError if the backend that
+    is named cannot read `kv_cache`; on a GPU "auto" warns instead, for "torch" is slower there.
     """
     on_gpu = kv_cache.device.type == "cuda"
     if name not in ("auto", "triton") or (name == "auto" and not on_gpu):
@@ -77,6 +77,7 @@ def choose_attention_backend(name: str, kv_cache: KVCache, split_tokens: int = 0
         backend.check(kv_cache)
         if name == "auto" and backend.interpreted:
             raise RuntimeError("kernels are interpreted in this process, by TRITON_INTERPRET")
+        kv_cache.use_kernels()
         return backend
     except (ImportError, RuntimeError, ValueError) as error:
         if name == "triton" or split_tokens:

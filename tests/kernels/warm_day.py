@@ -26,27 +26,32 @@ def day(llm: LLM, seed: int) -> None:
         params = [SamplingParams(temperature=0, max_tokens=rng.randint(1, 30), ignore_eos=True) for _ in prompts]
         for output in llm.generate(prompts, params):
             assert output.error is None, output.error
+    llm.generate([[5] * 20], SamplingParams(n=3, temperature=1.0, seed=seed, max_tokens=5))  # copies on write
+
+
+def make_engine(split_tokens: int, warm: bool, kv_cache_dtype: str) -> LLM:
+    llm = LLM("tiny", attention_backend="triton", dtype="bfloat16", num_gpu_blocks_override=70, max_model_len=1024,
+              max_num_batched_tokens=200, kv_cache_dtype=kv_cache_dtype,
+              deterministic_split_tokens=split_tokens)  # fmt: skip
+    forward = llm.model.forward  # attention leaves what the memory held, which may be NaN
+    llm.model.forward = lambda batch, kv_cache: forward(batch, kv_cache).nan_to_num(0.0, 0.0, 0.0)
+    if warm:  # as LLM does on a GPU
+        llm.engine.runner.warm_up(llm.config.max_num_batched_tokens)
+    return llm
 
 
 def main(split_tokens: int, warm: bool, kv_cache_dtype: str) -> None:
+    found = {}
     with compiling_for(90) as launched:
-        llm = LLM("tiny", attention_backend="triton", dtype="bfloat16", num_gpu_blocks_override=70, max_model_len=1024,
-                  max_num_batched_tokens=200, kv_cache_dtype=kv_cache_dtype,
-                  deterministic_split_tokens=split_tokens)  # fmt: skip
-        forward = llm.model.forward  # attention leaves what the memory held, which may be NaN
-        llm.model.forward = lambda batch, kv_cache: forward(batch, kv_cache).nan_to_num(0.0, 0.0, 0.0)
-        parts = {
-            "warm-up": lambda: warm and llm.engine.runner.warm_up(llm.config.max_num_batched_tokens),
-            "day 1": lambda: day(llm, 1),
-            "day 2": lambda: day(llm, 2),
-        }
-        found = {}
-        for name, run in parts.items():
+        for name in ("warm-up", "day 1", "day 2"):
             launched.clear()
             with count_compilations() as compiled:
-                run()
+                if name == "warm-up":
+                    llm = make_engine(split_tokens, warm, kv_cache_dtype)
+                else:
+                    day(llm, seed=int(name[-1]))
             found[name] = {"compiled": compiled, "launched": sorted({kernel.hash for _, kernel in launched})}
-        print(json.dumps(found))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ import torch
 from attention_steps import attend_with, blocks_for, make_cache, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_model_kv_cache import OPS, block_of, cpu_block_of, numbered, one_by_one
 
+from kvlab.model import kv_cache as kv_cache_module
 from kvlab.model.attention import TorchAttention, choose_attention_backend, get_attention_backend
 
 pytest.importorskip("triton")
 from kvlab.model import triton_attention  # noqa: E402
 from kvlab.model.triton_attention import TritonAttention, bucket  # noqa: E402
-from kvlab_kernels.sanitizer import sanitize  # noqa: E402
+from kvlab_kernels.sanitizer import reaching, sanitize  # noqa: E402
 
 
 def step(heads, head_dim, block_size, chunks, dtype=torch.float32, stored=torch.float32, seed=0):
@@ -197,3 +199,38 @@ except ImportError as error:
     done = run(code)
     assert done.returncode == 0, done.stderr
     assert "pip install triton" in done.stdout and '"torch"' in done.stdout
+
+
+# --- blocks are moved by a kernel too ------------------------------------------------------------------------
+
+
+@given(OPS, st.sampled_from([1, 3, 32]), st.sampled_from([torch.float32, torch.int8]))
+@settings(max_examples=15, deadline=None)
+def test_blocks_moved_by_a_kernel_end_where_one_by_one_leaves_them(ops, max_run, dtype):
+    original, kv_cache_module.MAX_RUN = kv_cache_module.MAX_RUN, max_run
+    try:
+        kv_cache = numbered(dtype)
+        before = [tensor.clone() for tensor in kv_cache.tensors]
+        kv_cache.use_kernels()
+        for tensor, numbers in zip(kv_cache.tensors, before, strict=True):
+            tensor.copy_(numbers)
+        gpu, cpu = one_by_one(kv_cache, ops)
+        with sanitize(), reaching(*kv_cache.tensors, kv_cache._staging):
+            kv_cache.apply(ops)
+    finally:
+        kv_cache_module.MAX_RUN = original
+    assert {b: block_of(kv_cache, b) for b in gpu} == gpu
+    assert {b: cpu_block_of(kv_cache, b) for b in cpu} == cpu
+
+
+def test_a_cache_of_the_kernels_moves_its_blocks_by_one(monkeypatch):
+    from kvlab_kernels import block_copy
+
+    moved = []
+    launch = block_copy._launch
+    monkeypatch.setattr(block_copy, "_launch", lambda *args: moved.append(args[2:]) or launch(*args))
+    kv_cache = make_cache(4, 2, 16, 4, 5, torch.float32)
+    choose_attention_backend("triton", kv_cache)
+    moved.clear()
+    kv_cache.apply([("copy", 1, 2), ("copy", 3, 4)])
+    assert moved == [([1, 3], [2, 4])]
