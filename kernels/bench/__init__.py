@@ -4,6 +4,7 @@
     cases.py     paged sequences of any shape
     correct.py   every kernel against its reference, in every dtype; CUDA graphs replayed under other lengths
     speed.py     bandwidth of decodes, the ladder, PyTorch's attention beside it, order of the pages, prefill
+    small.py     the kernels beside attention, right and fast
     tune.py      the sweep from which the table in configs.py is made
     table.py     what is printed, and the goals
 

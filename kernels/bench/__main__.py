@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-SECTIONS = ("correctness", "graphs", "decodes", "ladder", "writes", "order", "quantised", "prefill", "torch")
+SECTIONS = ("correctness", "graphs", "decodes", "ladder", "writes", "order", "quantised", "small", "prefill", "torch")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing new after so many (8)")
     args = parser.parse_args(argv)
 
-    from kvlab_kernels.bench import correct, speed, tune
+    from kvlab_kernels.bench import correct, small, speed, tune
     from kvlab_kernels.bench.machine import Machine, copy_bandwidth, gemm_flops
     from kvlab_kernels.bench.table import goals, table
 
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             "writes": partial(speed.writes, machine, copy),
             "order": partial(speed.order_of_pages, machine, copy),
             "quantised": partial(speed.quantised, machine, copy),
+            "small": partial(small.small_kernels, machine, copy),
             "prefill": partial(speed.prefill, machine, gemm),
             "torch": partial(speed.torch_attention, machine, copy),  # last: FlexAttention may compile for a minute
         }

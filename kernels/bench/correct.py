@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvlab_kernels.bench.cases import QWEN, TOY, Paged, in_8_bits, paged
 from kvlab_kernels.bench.machine import Machine, quantised_dtypes
+from kvlab_kernels.bench.small import both_ways, operations
 from kvlab_kernels.cache_write import reshape_and_cache, reshape_and_cache_reference
 from kvlab_kernels.gather import decode_reference, gather_attention, gather_pages, gather_pages_reference
 from kvlab_kernels.gqa_packed import gqa_packed_attention
@@ -24,7 +25,8 @@ from kvlab_kernels.split_kv import make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention, varlen_reference
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-RELATIVE = {torch.bfloat16: 1e-2}  # and of the number itself: rounding alone puts a bf16 number above 2 off by 8e-3
+# And of the number itself: rounding alone puts a bf16 number above 2 off by 8e-3.
+RELATIVE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # (lengths, rows of each) by toy or not: a page's edge and its neighbours, one token, a length for several splits
 LENGTHS = {True: [1, 15, 16, 17, 70], False: [1, 15, 16, 17, 255, 1024, 3000]}
 CHUNKS = {True: ([17, 20, 9, 40], [1, 20, 3, 16]), False: ([257, 700, 9, 40, 2000], [1, 700, 3, 16, 129])}
@@ -65,6 +67,9 @@ def checks(machine: Machine) -> Iterator[Check]:
         yield Check("gather", dtype, 0.0, lambda c=decodes: gather(c))
         for name, kernel in DECODE_KERNELS.items():
             yield Check(name, dtype, TOLERANCE[dtype], lambda c=decodes, k=kernel: (k(c), decode_reference(*c.decode)))
+        for operation in operations(machine, 20 if machine.toy else 300, dtype):
+            tolerance = 0.0 if operation.name == "copy blocks" else TOLERANCE[dtype]
+            yield Check(operation.name, dtype, tolerance, partial(both_ways, operation))
         for name, longest in (("varlen, mixed", 1), ("varlen, sizes for prefill", 1024)):
             yield Check(name, dtype, TOLERANCE[dtype], lambda c=chunks, n=longest: varlen(c, n))
 
@@ -145,7 +150,7 @@ def correctness(machine: Machine) -> list[dict[str, Any]]:
 def compare(got: Tensor, expected: Tensor, tolerance: float) -> tuple[float, bool]:
     """The largest error, and whether each is within tolerance; NaN is not."""
     errors, sizes = (got.double() - expected.double()).abs(), expected.double().abs()
-    relative = RELATIVE.get(got.dtype, 0.0) if tolerance else 0.0
+    relative = RELATIVE[got.dtype] if tolerance else 0.0
     return errors.max().item(), bool((errors <= tolerance + relative * sizes).all())
 
 

@@ -10,7 +10,7 @@ come from memory as they do in an engine, whose other layers have passed through
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
@@ -21,6 +21,7 @@ from kvlab_kernels.launch import INTERPRETED, triton
 FLUSH_BYTES = 256 << 20  # L2: 50 MB on an H100 or H200, 72 MB on a 4090, 126 MB on a B200
 WARM_UPS, SAMPLES = 3, 30
 Call = Callable[[], Any]
+Row = dict[str, Any]
 
 
 @dataclass
@@ -82,17 +83,20 @@ class Machine:
             call()
         return graph.replay
 
-    def time(self, call: Call) -> Times | None:
-        """How long a launch takes with a cold L2 cache. Toy: it is made once, and None."""
+    def time(self, call: Call, graph: bool = True) -> Times | None:
+        """How long a launch takes with a cold L2 cache. Toy: it is made once, and None.
+
+        graph: False for calls that cannot be captured, since the host makes something for each launch.
+        """
         if self.toy:
             call()
             return None
-        how = "graph"
-        try:
-            run = self.capture(call)
-        except RuntimeError:  # something in it must wait for the host
-            torch.cuda.synchronize()
-            how, run = "eager", call
+        how, run = "eager", call
+        if graph:
+            try:
+                how, run = "graph", self.capture(call)
+            except RuntimeError:  # something in it must wait for the host
+                torch.cuda.synchronize()
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(SAMPLES)]
         for _ in range(WARM_UPS):
             run()
@@ -105,6 +109,17 @@ class Machine:
         seconds = torch.tensor([start.elapsed_time(stop) / 1000 for start, stop in events], dtype=torch.float64)
         p10, p50, p90 = seconds.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
         return Times(p10, p50, p90, how)
+
+
+def timed(
+    machine: Machine, call: Call, work: float, ceiling: float | None, *, graph: bool = True, **row: Any
+) -> Row:
+    """The row with the call's times, work a second, and its fraction of the ceiling; None where nothing is timed."""
+    times = machine.time(call, graph)
+    if times is None:
+        return row | {"p10": None, "p50": None, "p90": None, "how": "not timed", "rate": None, "fraction": None}
+    rate = work / times.p50
+    return row | asdict(times) | {"rate": rate, "fraction": None if ceiling is None else rate / ceiling}
 
 
 def quantised_dtypes(machine: Machine) -> list[torch.dtype]:

@@ -5,16 +5,14 @@ fraction of what a plain copy reaches on the same machine. What a kernel reads t
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from kvlab_kernels.bench.cases import QWEN, TOY, Paged, bytes_per_token, in_8_bits, paged, useful_bytes
 from kvlab_kernels.bench.correct import DECODE_KERNELS, describe
-from kvlab_kernels.bench.machine import Machine, quantised_dtypes
+from kvlab_kernels.bench.machine import Machine, Row, quantised_dtypes, timed
 from kvlab_kernels.cache_write import reshape_and_cache
 from kvlab_kernels.configs import num_sms
 from kvlab_kernels.quantized import quantize_and_cache
@@ -26,20 +24,10 @@ LADDER = [(1, 8192), (8, 8192), (64, 4096)]
 PREFILL = [(1, 512, 0), (1, 2048, 0), (1, 512, 8192), (1, 2048, 8192), (8, 512, 0)]  # sequences, new tokens, context
 TOY_PLANE, TOY_PREFILL = [(1, 20), (3, 70)], [(1, 70, 0), (2, 9, 20)]
 PAGES, SPLITS = (16, 64, 256), (1, 4, 16, 64)
-Row = dict[str, Any]
 
 
 def shape_of(machine: Machine):
     return TOY if machine.toy else QWEN
-
-
-def timed(machine: Machine, call: Callable, work: float, ceiling: float | None, **row: Any) -> Row:
-    """The row with the call's times, work a second, and its fraction of the ceiling; None where nothing is timed."""
-    times = machine.time(call)
-    if times is None:
-        return row | {"p10": None, "p50": None, "p90": None, "how": "not timed", "rate": None, "fraction": None}
-    rate = work / times.p50
-    return row | asdict(times) | {"rate": rate, "fraction": None if ceiling is None else rate / ceiling}
 
 
 def decode_call(machine: Machine, case: Paged, num_splits: int) -> Callable:

@@ -11,8 +11,8 @@ import torch
 
 from kvlab_kernels.bench.cases import paged, useful_bytes
 from kvlab_kernels.bench.correct import describe
-from kvlab_kernels.bench.machine import Machine
-from kvlab_kernels.bench.speed import Row, shape_of, timed
+from kvlab_kernels.bench.machine import Machine, Row, timed
+from kvlab_kernels.bench.speed import shape_of
 from kvlab_kernels.configs import DecodeConfig, VarlenConfig, architecture, num_sms
 from kvlab_kernels.split_kv import choose_num_splits, make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention
