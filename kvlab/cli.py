@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+bench_app = typer.Typer(help="Measure parts of kvlab on this machine.", no_args_is_help=True)
 PASS_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -210,6 +211,18 @@ def calibrate(
 
 
 app.command()(cli_sim.simulate)
+
+
+@bench_app.command("kernels", context_settings=PASS_ON | {"help_option_names": []})
+def bench_kernels(context: typer.Context) -> None:
+    """The Triton kernels: right in every dtype, and on a GPU their speed. Options: kvlab bench kernels --help."""
+    with _engine_extra():
+        from kvlab_kernels.bench.__main__ import main
+
+        raise typer.Exit(main(context.args))
+
+
+app.add_typer(bench_app, name="bench")
 
 
 @app.command(rich_help_panel=COURSE)

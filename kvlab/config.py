@@ -25,7 +25,11 @@ class EngineConfig:
     seed: where the seeds of requests that bring none come from.
     dtype: of weights and activations; "auto" is bfloat16 on CUDA and float32 on a CPU.
     kv_cache_dtype: K and V are stored as this; "auto" is dtype, "int8" quantises them (量化).
-    device: "auto", "cpu" or "cuda". attention_backend: "auto", "torch" or "naive" (the slow oracle).
+    device: "auto", "cpu" or "cuda".
+    attention_backend: "torch", "triton" (the kernels; without a GPU interpreted, slowly), "naive" (the slow oracle), or
+        "auto": "triton" on a GPU that can run it, "torch" elsewhere.
+    deterministic_split_tokens: of "triton": cut each context after so many tokens, so that a sequence's attention does
+        not depend on its batch, to the last bit; 0 cuts as is quickest.
     """
 
     block_size: int = 16
@@ -46,6 +50,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     attention_backend: str = "auto"
+    deterministic_split_tokens: int = 0
 
     def __post_init__(self):
         at_least = [
@@ -56,6 +61,7 @@ class EngineConfig:
             ("max_num_seqs", 1, "at least one sequence must run"),
             ("max_num_batched_tokens", 1, "a step computes at least 1 token"),
             ("long_prefill_token_threshold", 0, "0 is no limit"),
+            ("deterministic_split_tokens", 0, "0 is off"),
         ]
         for name, least, why in at_least:
             value = getattr(self, name)
@@ -76,7 +82,9 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: use True or False")
         if not isinstance(self.attention_backend, str):
-            raise ValueError(f"attention_backend is {self.attention_backend!r}: use 'auto', 'torch' or 'naive'")
+            raise ValueError(
+                f"attention_backend is {self.attention_backend!r}: use 'auto', 'torch', 'triton' or 'naive'"
+            )
         choices = [
             ("batching", ("continuous", "static")),
             ("reservation", ("paged", "contiguous")),

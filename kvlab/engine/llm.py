@@ -30,6 +30,7 @@ from kvlab.engine.prompts import Prompt, as_list, bare, is_conversation
 from kvlab.engine.runner import ModelRunner
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
+from kvlab.model.attention import choose_attention_backend
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.loader import load_model, resolve_model
 from kvlab.sampling_params import BeamSearchParams, SamplingParams
@@ -62,9 +63,7 @@ class LLM:
         config = self.config = EngineConfig(**engine_options)
         folder = resolve_model(model)
         config.device = choose_device(config.device)
-        backend = "torch" if config.attention_backend == "auto" else config.attention_backend
-        self.model, self.model_config = load_model(folder, dtype=config.dtype, device=config.device, backend=backend)
-        self.tokenizer = Tokenizer(folder)
+        self.model, self.model_config = load_model(folder, dtype=config.dtype, device=config.device)
         asked, known_positions = config.max_model_len, self.model_config.max_position_embeddings
         if asked is not None and asked > known_positions:
             raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")
@@ -77,9 +76,16 @@ class LLM:
             check_max_model_len(config, num_gpu)
         config.num_gpu_blocks_override, config.num_cpu_blocks_override = num_gpu, num_cpu
         kv_cache = KVCache(self.model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
+        # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
+        self.model.backend = choose_attention_backend(
+            config.attention_backend, kv_cache, config.deterministic_split_tokens
+        )
+        self.tokenizer = Tokenizer(folder)
         manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)
         runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len)
+        if config.device != "cpu":
+            runner.warm_up(config.max_num_batched_tokens)
         self.engine = EngineCore(scheduler, runner)
         self._ids = itertools.count()
         self.processor = OutputProcessor(self.tokenizer, scheduler)

@@ -59,6 +59,7 @@ class ModelRunner:
     def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int):
         self.model = model
         self.kv_cache = kv_cache
+        self.max_model_len = max_model_len
         self.sampler = Sampler()
         self.rows = TableRows(max_num_seqs, cdiv(max_model_len, kv_cache.block_size))
 
@@ -98,6 +99,16 @@ class ModelRunner:
         entries = top_logprobs(logits, token_ids, counts)
         for (request, position), entry in zip(prompt_rows, entries, strict=True):
             request.prompt_logprobs[position] = entry
+
+    def warm_up(self, max_num_batched_tokens: int) -> None:
+        """Let a backend that compiles kernels compile all that steps of up to so many tokens can need; others: nothing.
+
+        Compiled while serving, a kernel would keep the requests of that moment waiting for a second or more.
+        """
+        batches = getattr(self.model.backend, "warm_up_batches", None)
+        if batches is not None:
+            for batch in batches(self.kv_cache, max_num_batched_tokens, self.max_model_len):
+                self.model.forward(batch, self.kv_cache)
 
     def prepare(self, output: SchedulerOutput) -> tuple[FlatBatch, list[Request], list[tuple[Request, int]]]:
         """Lay out the step; also whom the rows of the logits are for.

@@ -76,6 +76,7 @@ class KVCache:
         rows = min(MAX_RUN, max(num_blocks, num_cpu_blocks)) if num_cpu_blocks else 0
         self._staging = torch.empty((rows, self.bytes_per_block), dtype=torch.uint8, device=self.device)
         self._staging_pieces = self.pieces(self._staging)
+        self._kernels = None
 
     @property
     def quantized(self) -> bool:
@@ -122,21 +123,57 @@ class KVCache:
         for op in block_ops:
             self._check(op)
         for kind, sources, targets in independent_runs(block_ops):
-            src = torch.tensor(sources, device=self.device)
-            dst = torch.tensor(targets, device=self.device)
             if kind == "copy":
-                for tensor in self.tensors:  # index_select reads all sources before anything is written
-                    tensor.index_copy_(1, dst, tensor.index_select(1, src))
+                self._copy(sources, targets)
             elif kind == "swap_out":
-                for tensor, piece in zip(self.tensors, self._staging_pieces, strict=True):
-                    piece[: len(sources)] = tensor.index_select(1, src).transpose(0, 1)
+                self._gather(sources)
                 for row, target in enumerate(targets):
                     self.cpu_pool[target].copy_(self._staging[row], non_blocking=True)
             else:
                 for row, source in enumerate(sources):
                     self._staging[row].copy_(self.cpu_pool[source], non_blocking=True)
-                for tensor, piece in zip(self.tensors, self._staging_pieces, strict=True):
-                    tensor.index_copy_(1, dst, piece[: len(sources)].transpose(0, 1))
+                self._scatter(targets)
+
+    def use_kernels(self) -> None:
+        """Move blocks by the kernel of kvlab_kernels.block_copy: one launch a run, not two for each tensor.
+
+        Call it while no block holds anything: some are moved, to have the kernel compiled. ImportError without Triton.
+        """
+        from kvlab_kernels import block_copy
+
+        pieces = block_copy.pieces_of(self.tensors)
+        self._kernels = block_copy, pieces, block_copy.pieces_of_rows(self._staging, pieces)
+        self._copy([0], [1])
+        if len(self._staging):
+            self._gather([0])
+            self._scatter([1])
+
+    def _copy(self, sources: list[int], targets: list[int]) -> None:
+        """Blocks to blocks, all read before any is written."""
+        if self._kernels:
+            kernels, pieces, _ = self._kernels
+            return kernels.copy_blocks(pieces, zip(sources, targets, strict=True))
+        src, dst = (torch.tensor(blocks, device=self.device) for blocks in (sources, targets))
+        for tensor in self.tensors:
+            tensor.index_copy_(1, dst, tensor.index_select(1, src))
+
+    def _gather(self, sources: list[int]) -> None:
+        """Blocks to the first rows of the staging buffer."""
+        if self._kernels:
+            kernels, pieces, rows = self._kernels
+            return kernels.gather_blocks(pieces, sources, rows)
+        src = torch.tensor(sources, device=self.device)
+        for tensor, piece in zip(self.tensors, self._staging_pieces, strict=True):
+            piece[: len(sources)] = tensor.index_select(1, src).transpose(0, 1)
+
+    def _scatter(self, targets: list[int]) -> None:
+        """And back."""
+        if self._kernels:
+            kernels, pieces, rows = self._kernels
+            return kernels.scatter_blocks(rows, pieces, targets)
+        dst = torch.tensor(targets, device=self.device)
+        for tensor, piece in zip(self.tensors, self._staging_pieces, strict=True):
+            tensor.index_copy_(1, dst, piece[: len(targets)].transpose(0, 1))
 
     def _check(self, op: BlockOp):
         kind, src, dst = op

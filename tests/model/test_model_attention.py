@@ -1,60 +1,21 @@
 """Attention backends against the loops of `naive_paged_attention`, and those against plain softmax."""
 
 import math
-import random
 from types import SimpleNamespace
 
 import pytest
 import torch
+from attention_steps import attend_with, blocks_for, make_cache, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.model import attention
 from kvlab.model.attention import context_slots, get_attention_backend, group_by_length
 from kvlab.model.batch import flat_batch
-from kvlab.model.config import ModelConfig
-from kvlab.model.kv_cache import KVCache
-
-
-def make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, dtype=torch.float64) -> KVCache:
-    config = ModelConfig("qwen2", 8, 8, 2, num_heads, num_kv_heads, head_dim, 16, 4096)
-    kv_cache = KVCache(config, num_blocks, block_size, dtype)
-    for tensor in kv_cache.scales or kv_cache.layers:
-        tensor[:, 1:] = torch.nan  # nothing that was not written may matter
-    return kv_cache
-
-
-def make_step(kv_cache, chunks, seed=0):
-    """A batch of (tokens already computed, tokens now) and its q, k, v; the past K and V are in the cache."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    free = list(range(1, kv_cache.num_blocks))
-    rng.shuffle(free)
-    seqs = []
-    num_kv_heads, head_dim = kv_cache.block_shape[1:]
-    for past, now in chunks:
-        table = [free.pop() for _ in range(-(-(past + now) // kv_cache.block_size))]
-        seqs.append(([0] * now, past, table, True))
-        for position in range(past):
-            block, offset = table[position // kv_cache.block_size], position % kv_cache.block_size
-            slot = torch.tensor([block * kv_cache.block_size + offset])
-            for layer in range(len(kv_cache.layers)):
-                kv_cache.write(layer, *torch.randn(2, 1, num_kv_heads, head_dim, generator=generator), slot)
-    return flat_batch(seqs, kv_cache.block_size), generator
-
-
-def attend_with(name, kv_cache, batch, q, k, v, layer_index=1):
-    for tensor in kv_cache.scales or kv_cache.layers:  # each backend must write k and v itself
-        tensor.flatten(1, 2)[:, batch.slot_mapping] = torch.nan
-    backend = get_attention_backend(name)
-    with torch.inference_mode():
-        out = backend.attend(q, k, v, layer_index, backend.plan(batch, kv_cache))
-    written = kv_cache.layer(layer_index, k.dtype).view(2, -1, *k.shape[1:])[:, batch.slot_mapping]
-    assert torch.equal(written[0], kv_cache.as_read(k)) and torch.equal(written[1], kv_cache.as_read(v))
-    return out
 
 
 def compare(num_heads, num_kv_heads, head_dim, block_size, chunks, dtype=torch.float64, tolerance=1e-12, kv_dtype=None):
-    num_blocks = 3 + sum(-(-(past + now) // block_size) for past, now in chunks)
+    num_blocks = blocks_for(chunks, block_size)
     kv_cache = make_cache(num_heads, num_kv_heads, head_dim, block_size, num_blocks, kv_dtype or dtype)
     batch, generator = make_step(kv_cache, chunks)
     count = len(batch.token_ids)
@@ -144,7 +105,7 @@ def test_slots_past_2_to_the_31():
 
 
 def test_unknown_backends_are_named():
-    with pytest.raises(ValueError, match="'triton'.*come later"):
-        get_attention_backend("triton")
-    with pytest.raises(ValueError, match=r"'flash' is unknown: use one of \['naive', 'torch'\]"):
+    with pytest.raises(ValueError, match=r"'flash' is unknown: use one of \['naive', 'torch', 'triton'\]"):
         get_attention_backend("flash")
+    with pytest.raises(ValueError, match="deterministic_split_tokens is 256.*'torch' has no splits"):
+        get_attention_backend("torch", 256)

@@ -1,0 +1,55 @@
+"""The warm-up compiles all that serving needs and nothing else: without a GPU, in a process that only compiles."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab_kernels.warmup import warm_up_steps
+
+
+def compile_days(split_tokens: int = 0, warm: str = "warm", kv_cache_dtype: str = "auto") -> dict:
+    script = Path(__file__).with_name("warm_day.py")
+    done = subprocess.run(
+        [sys.executable, script, str(split_tokens), warm, kv_cache_dtype],
+        env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_after_the_warm_up_no_day_of_requests_compiles_anything():
+    found = compile_days()
+    assert sorted(found["warm-up"]["compiled"]) == [
+        "cache_write_kernel", "gqa_packed_kernel", "merge_kernel", "move_blocks_kernel", "split_kernel",
+        "varlen_kernel", "varlen_kernel",
+    ]  # fmt: skip
+    assert found["day 1"]["compiled"] == found["day 2"]["compiled"] == []
+    # The days need each of them: nothing was compiled in vain, and the days are rich enough to say so.
+    assert found["warm-up"]["launched"] == found["day 1"]["launched"] == found["day 2"]["launched"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"split_tokens": 256}, {"kv_cache_dtype": "int8"}], ids=str)
+def test_with_fixed_splits_and_with_int8_too(options):
+    found = compile_days(**options)
+    assert found["day 1"]["compiled"] == found["day 2"]["compiled"] == []
+    assert set(found["day 1"]["launched"]) == set(found["warm-up"]["launched"])
+
+
+@pytest.mark.slow
+def test_without_a_warm_up_the_first_day_compiles_and_the_second_does_not():
+    found = compile_days(warm="cold")
+    assert len(found["day 1"]["compiled"]) == 6
+    assert found["day 2"]["compiled"] == []
+
+
+def test_the_steps_respect_the_limits_of_the_engine():
+    for max_num_batched_tokens, max_model_len in ((1, 2), (2, 2), (63, 4096), (64, 4096), (2048, 40)):
+        for step in warm_up_steps(max_num_batched_tokens, max_model_len):
+            assert sum(step.query_lens) <= max_num_batched_tokens
+            assert max(step.seq_lens) <= max_model_len
+            assert all(1 <= query <= length for query, length in zip(*step, strict=True))
