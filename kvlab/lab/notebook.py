@@ -20,7 +20,6 @@ from kvlab import __version__
 from kvlab.grade import Definitions, Exercise, Result, collect, grade_exercise, load_lab, say
 from kvlab.grade.text import Text
 
-STUB = 'NotImplementedError("Lab '
 STRICT = ("KVLAB_STRICT", "NBGRADER_EXECUTION", "NBGRADER_VALIDATING")  # a failed check raises when one of these is set
 
 
@@ -153,7 +152,7 @@ class Lab:
         """Whether what the exercise defines is written and passes its check; says so if it is written and does not."""
         names = self._names()
         found = self._collect(exercise)
-        if found.missing or STUB in found.text or not all(name in names for name in exercise.defines):
+        if found.missing or found.is_stub or not all(name in names for name in exercise.defines):
             return False
         graded_before = (exercise.name, found.text) in self._graded
         if not (result := self._grade(exercise)).passed and not graded_before:

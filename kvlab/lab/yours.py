@@ -19,7 +19,6 @@ from typing import Any
 
 from kvlab.grade import Exercise, LabSpec, collect, grade_exercise, load_lab, notebook_cells
 from kvlab.grade.report import lab_of
-from kvlab.lab.notebook import STUB
 from kvlab.parts import KINDS, Parts
 
 
@@ -67,7 +66,7 @@ def written_parts(folder: Path) -> dict[str, str]:
             continue  # no notebook, or not one of a lab that is here
         for exercise in exercises:
             definitions = collect(cells, exercise.defines)
-            if not definitions.missing and STUB not in definitions.text:
+            if not definitions.missing and not definitions.is_stub:
                 written |= dict.fromkeys(exercise.part, path.name)
     return written
 
@@ -77,7 +76,7 @@ def _unsolved(spec: LabSpec, cells: Sequence[str], exercise: Exercise) -> str:
     definitions = collect(cells, exercise.defines)
     if definitions.missing:
         return "; ".join([f"{', '.join(definitions.missing)} is not defined", *definitions.broken])
-    if STUB in definitions.text:
+    if definitions.is_stub:
         return "not written yet"
     if not grade_exercise(spec, exercise.name, cells).passed:
         return f"does not pass its check: kvlab grade says why (exercise {exercise.name})"
