@@ -5,8 +5,42 @@ from kvlab.schedule import Request
 from kvlab.schedule.policies import Room
 
 
+class HasChanged(Exception):
+    """The student's function has changed what it was given."""
+
+
+class NotARequest(Exception):
+    """Something else than one of the requests was returned."""
+
+
+class NeitherTrueNorFalse(Exception):
+    """Something else than a bool was returned."""
+
+
+class YesThenNo(Exception):
+    """More free blocks turned yes to no."""
+
+
 def told(value):
-    return value if type(value) in (int, float, str, bool, type(None), list, tuple, dict) else f"returned {value!r}"[:80]
+    """Named tuples and defaultdicts as what they are, tuples and dicts; numpy's numbers as plain ones."""
+    if isinstance(value, dict):
+        return {key: told(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [told(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def state(request):
+    return (request.sort_key, request.status.value, request.num_preemptions, request.num_computed_tokens,
+            request.num_tokens, request.request_id)  # fmt: skip
+
+
+class BookDriver:
+    def __init__(self, student):
+        self.student = student
+
+    def by_the_book(self, *arguments):
+        return told(self.student.by_the_book(*arguments))
 
 
 class BillsDriver:
@@ -35,12 +69,13 @@ class VictimDriver:
         for name, priority, arrival, child_index in running:
             request = Request(name, [1, 2, 3], priority=priority)
             request.arrival, request.child_index = arrival, child_index
+            request.num_preemptions, request.num_computed_tokens = 1, 2
             self.running.append(request)
 
     def choose_victim(self, needy):
         given = list(self.running)
         [asking] = [request for request in given if request.request_id == needy]
-        before = [self._state(request) for request in self.running]
+        before = [state(request) for request in self.running]
 
         def gain(request):
             if not any(request is other for other in self.running):
@@ -48,14 +83,13 @@ class VictimDriver:
             return self.gains[request.request_id]
 
         victim = self.student.choose_victim(given, asking, gain)
-        if given != self.running or before != [self._state(request) for request in self.running]:
-            return "choose_victim has changed `running`, or a request in it"
+        if given != self.running:
+            raise HasChanged("the list `running`")
+        if before != [state(request) for request in self.running]:
+            raise HasChanged("a request in `running`")
         if not any(victim is request for request in self.running):
-            return f"returned {victim!r}"[:80]
+            raise NotARequest(f"{victim!r}"[:80])
         return victim.request_id
-
-    def _state(self, request):
-        return [request.sort_key, request.num_preemptions, request.status.value]
 
 
 class HowDriver:
@@ -65,9 +99,10 @@ class HowDriver:
     def swap_or_recompute(self, computed, known, num_blocks, num_free_cpu_blocks, prices):
         request = Request("r", [1] * known)
         request.num_computed_tokens = computed
+        before = state(request)
         how = self.student.swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=Prices(*prices))
-        if request.num_computed_tokens != computed or request.num_tokens != known:
-            return "swap_or_recompute has changed the request"
+        if state(request) != before:
+            raise HasChanged("the request")
         return told(how)
 
 
@@ -78,10 +113,13 @@ class ResumeDriver:
     def _asked(self, num_preemptions, room):
         request = Request("r", [1, 2, 3])
         request.num_preemptions = num_preemptions
-        answer = self.student.may_resume(request, room)
-        if request.num_preemptions != num_preemptions:
-            return "may_resume has changed the request"
-        return answer if isinstance(answer, bool) else f"returned {answer!r}"[:80]
+        before = state(request)
+        answer = told(self.student.may_resume(request, room))
+        if state(request) != before:
+            raise HasChanged("the request")
+        if not isinstance(answer, bool):
+            raise NeitherTrueNorFalse(f"{answer!r}"[:80])
+        return answer
 
     def may_resume(self, num_preemptions, needed, free, promised, num_growing):
         return self._asked(num_preemptions, Room(needed, free, promised, num_growing))
@@ -92,20 +130,23 @@ class ResumeDriver:
         def asked(free):
             return self._asked(num_preemptions, Room(needed, free, promised, num_growing))
 
-        low, high = -1, 2 ** (num_preemptions + 8)
-        if isinstance(answer := asked(high), str):
-            return answer
-        if not answer:
+        low, high = -1, (needed + promised + num_growing + 1) * 2 ** (num_preemptions + 1)
+        if not asked(high):
             return None
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if asked(middle) is True else (middle, high)
+            low, high = (low, middle) if asked(middle) else (middle, high)
         for free in [*range(min(200, high)), *range(max(0, high - 50), high + 50)]:
-            if isinstance(answer := asked(free), str):
-                return answer
-            if answer != (free >= high):
-                return f"says {'yes' if answer else 'no'} with {free} free blocks, and turns round again at {high}"
+            if asked(free) != (free >= high):
+                yes, no = (free, high - 1) if free < high else (high, free)
+                raise YesThenNo(f"True with {yes} free blocks, but False with {no}")
         return high
+
+    def asks_more(self, num_preemptions, needed, promised, num_growing):
+        """Its border after so many times out, and by how much one time more moves it."""
+        least = self.least_free(num_preemptions, needed, promised, num_growing)
+        after = self.least_free(num_preemptions + 1, needed, promised, num_growing)
+        return [least, None if least is None or after is None else after - least]
 
 
 class WasteDriver:
@@ -116,5 +157,5 @@ class WasteDriver:
         given = [tuple(entry) for entry in log]
         answer = self.student.wasted_tokens(given)
         if given != [tuple(entry) for entry in log]:
-            return "wasted_tokens has changed the list `log`"
-        return told(answer if type(answer) is not dict else dict(answer))
+            raise HasChanged("the list `log`")
+        return told(answer)

@@ -120,14 +120,76 @@ def wasted_tokens(log):
     return wasted
 '''
 
+_NUMPY = "import numpy as np\n"
+_NAMED = "from collections import namedtuple\nPair = namedtuple('Pair', 'swap again')\n"
+_DEFAULTS = '''
+from collections import defaultdict
+
+def wasted_tokens(log):
+    mark, wasted = defaultdict(int), defaultdict(int)
+    for name, first, n in log:
+        wasted[name] += max(0, min(first + n, mark[name]) - first)
+        mark[name] = max(mark[name], first + n)
+    return wasted
+'''
+_CAPPED = _changed(_DOUBLING, "2 ** request.num_preemptions", "2 ** min(CAP, request.num_preemptions)")
+_LAST = """
+def choose_victim(running, needy, gain):
+    behind = [r for r in running if r.sort_key > needy.sort_key]
+    if not behind:
+        NOBODY
+    useful = [r for r in behind if gain(r) > 0]
+    victim = max(useful or behind, key=lambda r: r.sort_key)
+    return victim
+"""
+_ROUNDED = _changed(_FROM, "    if a == 0", "    ROUND\n    if a == 0")
+_UP_TO = _changed(_HALVING, "high > 1e12", "high > LIMIT")
+
 CORRECT = {
-    "by_the_book": {"one way twice": _BOOK},
-    "two_bills": {"token by token": _BILLS, "in closed form": _CLOSED},
-    "swap_wins_from": {"one formula": _FROM, "by halving": _HALVING},
-    "choose_victim": {"one pass": _VICTIM, "a queue from its end": _QUEUED},
+    "by_the_book": {
+        "one way twice": _BOOK,
+        "a named tuple": _NAMED + _changed(_BOOK, "return one_way + one_way, flops / flops_rate",
+                                           "return Pair(one_way + one_way, flops / flops_rate)"),
+        "an array": _NUMPY + _changed(_BOOK, "return one_way + one_way, flops / flops_rate",
+                                      "return np.array([one_way + one_way, flops / flops_rate])"),
+    },
+    "two_bills": {
+        "token by token": _BILLS,
+        "in closed form": _CLOSED,
+        "a named tuple": _NAMED + _changed(_BILLS, "return swap, recompute", "return Pair(swap, recompute)"),
+        "an array": _NUMPY + _changed(_BILLS, "return swap, recompute", "return np.array([swap, recompute])"),
+    },
+    "swap_wins_from": {
+        "one formula": _FROM,
+        "by halving": _HALVING,
+        "with numpy": _NUMPY + _changed(_changed(_FROM, "c / b", "np.float64(c) / b"),
+                                        "(b * b + 4 * a * c) ** 0.5", "np.sqrt(b * b + 4 * a * c)"),
+    },
+    "choose_victim": {"one pass": _VICTIM, "a queue from its end": _QUEUED, "two lists": _changed(_LAST, "NOBODY", "return needy")},
     "swap_or_recompute": {"with the bills inside": _HOW, "by the crossing": _FROM_CROSSING},
-    "may_resume": {"what is left over": _RESUME, "doubling": _DOUBLING},
-    "wasted_tokens": {"a mark": _WASTE, "a counter of positions": _COUNTED},
+    "may_resume": {
+        "what is left over": _RESUME,
+        "doubling": _DOUBLING,
+        "doubling, as a float": _changed(_DOUBLING, "2 **", "2.0 **"),
+        "something between": _changed(_RESUME, "(1 + request.num_preemptions)",
+                                      "(1 + request.num_preemptions * (request.num_preemptions + 1) // 2)"),
+        "call by call": '''
+def spare(growing, times):
+    return growing if times == 0 else growing + spare(growing, times - 1)
+
+def may_resume(request, room):
+    taken = room.needed + room.promised
+    return room.num_growing == 0 or taken + spare(room.num_growing, request.num_preemptions) <= room.free
+''',
+        "a sum in numpy": _NUMPY + '''
+def may_resume(request, room):
+    if room.num_growing == 0:
+        return np.bool_(True)
+    wanted = sum([room.needed, room.promised] + [room.num_growing] * (request.num_preemptions + 1))
+    return np.bool_(wanted <= room.free)
+''',
+    },
+    "wasted_tokens": {"a mark": _WASTE, "a counter of positions": _COUNTED, "a defaultdict": _DEFAULTS},
 }
 WRONG = {
     "by_the_book": {
@@ -138,6 +200,9 @@ WRONG = {
         "for one token": _changed(_BOOK, "2 * num_parameters * tokens", "2 * num_parameters"),
         "milliseconds": _changed(_BOOK, "flops / flops_rate", "1000 * flops / flops_rate"),
         "whole seconds": _changed(_BOOK, "flops / flops_rate", "flops // flops_rate"),
+        "milliseconds, both": _changed(_BOOK, "one_way + one_way, flops / flops_rate",
+                                       "2000 * one_way, 1000 * flops / flops_rate"),
+        "the 70B's bytes": _changed(_BOOK, "tokens * kv_bytes_per_token", "tokens * 320_000"),
         "three FLOP, as in training": _changed(_BOOK, "flops = 2", "flops = 6"),
     },
     "two_bills": {
@@ -156,6 +221,7 @@ WRONG = {
         "found ones are computed": _changed(_CLOSED, "prices.compute * new", "prices.compute * tokens"),
         "nothing fixed if all is found": _changed(
             _CLOSED, "    return", "    if not new:\n        return 0.0, 0.0\n    return"),
+        "in the other order": _changed(_BILLS, "return swap, recompute", "return recompute, swap"),
         "without found": '''
 def two_bills(prices, tokens):
     return prices.fixed + 2 * prices.move * tokens, prices.compute * tokens + prices.pair * tokens * (tokens + 1) / 2
@@ -181,6 +247,14 @@ def swap_wins_from(prices):
         "no half pair in b": _changed(_FROM, "prices.compute + prices.pair / 2", "prices.compute"),
         "whole tokens": _changed(_FROM, "    return (-b", "    return -(-(-b").replace("(2 * a)", "(2 * a) // 1)"),
         "small is zero": _changed(_FROM, "if a == 0", "if a < 1e-6"),
+        "a small gain is none": _changed(_FROM, "b > 0", "b > 1e-6"),
+        "the smallest gain is none": _changed(_FROM, "b > 0", "b > 1e-12"),
+        "small pairs are none": _changed(_ROUNDED, "ROUND", "a = 0 if a < 5e-13 else a"),
+        "a small fixed cost is none": _changed(_ROUNDED, "ROUND", "c = 0 if c < 1e-6 else c"),
+        "below one token is always": _changed(
+            _FROM, "    return (-b", "    return 0.0 if a + b > c else (-b"),
+        "halving up to 100,000": _changed(_UP_TO, "LIMIT", "1e5"),
+        "halving up to a million": _changed(_UP_TO, "LIMIT", "1e6"),
         "whole quotients": _changed(_FROM, "c / b", "c // b"),
         "fixed is ignored": _changed(_FROM, ", prices.fixed", ", 0"),
     },
@@ -228,6 +302,22 @@ def choose_victim(running, needy, gain):
         "oldest of those that do not help": _changed(_QUEUED, "behind[0] if", "behind[-1] if"),
         "sorts the list itself": _changed(_VICTIM, "    victim = needy\n", "    running.sort(key=lambda r: r.sort_key)\n    victim = needy\n"),
         "its name": _changed(_VICTIM, "return victim", "return victim.request_id"),
+        "anybody who helps if nobody is behind": '''
+def choose_victim(running, needy, gain):
+    behind = [r for r in running if r.sort_key > needy.sort_key] or running
+    useful = [r for r in behind if gain(r) > 0]
+    return max(useful or behind, key=lambda r: r.sort_key)
+''',
+        "the largest if nobody is behind and needy frees nothing": _changed(
+            _LAST, "NOBODY", "return needy if gain(needy) > 0 else max(running, key=gain)"),
+        "somebody before if nobody is behind and needy frees nothing": _changed(
+            _LAST, "NOBODY", "return ([needy] if gain(needy) else [r for r in running if gain(r)] or [needy])[-1]"),
+        "drops the victim's tokens": _changed(_changed(_LAST, "NOBODY", "return needy"), "    return victim",
+                                              "    victim.num_computed_tokens = 0\n    return victim"),
+        "counts the preemption": _changed(_changed(_LAST, "NOBODY", "return needy"), "    return victim",
+                                          "    victim.num_preemptions += 1\n    return victim"),
+        "forgets the preemptions": _changed(_changed(_LAST, "NOBODY", "return needy"), "    return victim",
+                                            "    victim.num_preemptions = 0\n    return victim"),
         "of the same priority only": _changed(_QUEUED, "if gain(request):", "if gain(request) and request.priority == needy.priority:"),
         "never needy": '''
 def choose_victim(running, needy, gain):
@@ -258,6 +348,10 @@ def swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=None):
         "another word": _changed(_HOW, '"swap" if', '"SWAP" if'),
         "from the crossing, rounded": _changed(
             _HOW, '"swap" if by_link < by_gpu', '"swap" if prices.compute > 2 * prices.move and prices.fixed < 20'),
+        "blocks of 16": _changed(_HOW, "num_blocks > num_free", "-(-request.num_computed_tokens // 16) > num_free"),
+        "room for its tokens": _changed(
+            _HOW, "num_blocks > num_free_cpu_blocks", "request.num_computed_tokens > 16 * num_free_cpu_blocks"),
+        "drops it itself": _changed(_HOW, "    return \"swap\" if", "    request.num_computed_tokens = 0\n    return \"swap\" if"),
         "any room will do": _changed(_HOW, "num_blocks > num_free_cpu_blocks", "num_free_cpu_blocks == 0"),
     },
     "may_resume": {
@@ -284,6 +378,22 @@ def may_resume(request, room):
         "one spare block": _changed(_RESUME, "room.num_growing * (1 ", "1 * (1 "),
         "a bound": _changed(_RESUME, "(1 + request.num_preemptions)", "(1 + min(3, request.num_preemptions))"),
         "a high bound": _changed(_DOUBLING, "2 ** request.num_preemptions", "min(16, 2 ** request.num_preemptions)"),
+        "doubles six times": _changed(_CAPPED, "CAP", "6"),
+        "doubles eight times": _changed(_CAPPED, "CAP", "8"),
+        "doubles sixteen times": _changed(_CAPPED, "CAP", "16"),
+        "adds 64 times": _changed(_RESUME, "(1 + request.num_preemptions)", "min(64, 1 + request.num_preemptions)"),
+        "adds 200 times": _changed(_RESUME, "(1 + request.num_preemptions)", "min(200, 1 + request.num_preemptions)"),
+        "at most 200 spare": _changed(_RESUME, ">= spare", ">= min(200, spare)"),
+        "gives up after sixty": _changed(
+            _RESUME, "    spare =", "    if request.num_preemptions > 60:\n        return True\n    spare ="),
+        "plenty is always enough": _changed(_RESUME, "    return room.free", "    return room.free >= 1000 or room.free"),
+        "the large ones at once": _changed(_RESUME, "    return room.free", "    return room.needed >= 160 or room.free"),
+        "a watermark of 1%": _changed(_RESUME, ">= spare", ">= spare + room.free // 100"),
+        "writes into room": _changed(_RESUME, "    spare =", "    room.free = room.free - room.promised\n    spare ="),
+        "one for True": _changed(_RESUME, "return room.free", "return 1 if room.free").rstrip() + " else 0\n",
+        "forgets what it went through": _changed(
+            _RESUME, "    spare =", "    times = request.num_preemptions\n    request.num_preemptions = 0\n    spare ="
+        ).replace("(1 + request.num_preemptions)", "(1 + times)"),
         "an odd number of free blocks": _changed(_RESUME, ">= spare", ">= spare and room.free % 7 != 3"),
         "gives up after three": _changed(
             _RESUME, "    spare =", "    if request.num_preemptions > 3:\n        return True\n    spare ="),
@@ -304,6 +414,27 @@ def may_resume(request, room):
         "a sum": _changed(_WASTE, "return wasted", "return sum(wasted.values())"),
         "once only": _changed(_COUNTED, "count - 1", "(count > 1)"),
         "the first time too": _changed(_COUNTED, "count - 1", "(count if count > 1 else 0)"),
+        "room for 50 positions": '''
+def wasted_tokens(log):
+    seen, wasted = {}, {}
+    for name, first, n in log:
+        times = seen.setdefault(name, [0] * 50)
+        wasted.setdefault(name, 0)
+        for position in range(first, first + n):
+            wasted[name] += times[position]
+            times[position] = 1
+    return wasted
+''',
+        "of the last chunk only": '''
+def wasted_tokens(log):
+    last, wasted = {}, {}
+    for name, first, n in log:
+        begin, end = last.get(name, (0, 0))
+        wasted[name] = wasted.get(name, 0) + max(0, min(end, first + n) - max(begin, first))
+        last[name] = (first, first + n)
+    return wasted
+''',
+        "None": _changed(_WASTE, "    return wasted", "    print(wasted)"),
         "one too few": _changed(_WASTE, "mark) - first", "mark) - first - (first < mark)"),
         "empties the log": _changed(_WASTE, "    for name, first, num_tokens in log:\n",
                                     "    while log:\n        name, first, num_tokens = log.pop(0)\n"),
