@@ -29,7 +29,7 @@ def test_a_model_above_the_border_is_a_dot_and_one_below_a_square(ax):
     assert [list(line.get_ydata()) for line in markers(ax, "o")] == [[8e9]]
     assert [list(line.get_ydata()) for line in markers(ax, "s")] == [[1e9]]
     assert {"up", "down", "swap wins", "recompute wins"} <= set(texts(ax))
-    assert ax.get_title(loc="left") == "link 32 GB/s each way, 500 TFLOP/s reached\nin pieces"
+    assert ax.get_title(loc="left") == "effective link 32 GB/s each way, 500 TFLOP/s reached\nin pieces"
     (border,) = [line for line in ax.lines if line.get_marker() == "None"]
     for kv, parameters in zip(border.get_xdata()[1:], border.get_ydata()[1:], strict=True):
         assert 32e9 * parameters == pytest.approx(kv * 500e12) or parameters in (0.25e9, 200e9)
@@ -73,4 +73,12 @@ def test_bars_show_each_number():
     draw.bars(axes, {"one": {"a": 1, "b": 2000}, "two": {"a": 0, "b": 5}}, {"a": "first", "b": "second"})
     assert [texts(ax) for ax in axes] == [["1", "0"], ["2,000", "5"]]
     assert [ax.get_title(loc="left") for ax in axes] == ["first", "second"]
+    pyplot.close(figure)
+
+
+def test_bars_that_read_the_same_look_the_same():
+    figure, ax = pyplot.subplots()
+    draw.bars([ax], {"one": {"a": 97.7}, "two": {"a": 119.0}, "three": {"a": 98.3}}, {"a": "seconds"})
+    one, two, three = (bar.get_facecolor() for bar in ax.patches)
+    assert one == three != two
     pyplot.close(figure)

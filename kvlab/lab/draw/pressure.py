@@ -28,6 +28,8 @@ def regions(ax: Any, models: Mapping[str, tuple[float, float]], bandwidth: float
 
     The border is bandwidth x parameters = K/V bytes x FLOP/s. told: more constants, to be written on the plot.
     """
+    from matplotlib.patheffects import withStroke
+
     low, high = 4 * 1024, 2048 * 1024
     border = [kv * flops_rate / bandwidth for kv in (low, high)]
     bottom, top = 0.25e9, 200e9
@@ -38,6 +40,7 @@ def regions(ax: Any, models: Mapping[str, tuple[float, float]], bandwidth: float
     ax.fill_between(xs, line, top, facecolor=SKY, alpha=0.35, hatch="..", edgecolor="#8FB8D0", linewidth=0)
     ax.fill_between(xs, bottom, line, facecolor=ORANGE, alpha=0.6, hatch="//", edgecolor="#C8A860", linewidth=0)
     ax.plot(xs, line, color=INK, linewidth=2.5)
+    rim = [withStroke(linewidth=2.5, foreground="white")]
     white = {"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 2}
     if inside[0] < top:
         ax.text(low * 1.3, top / 1.5, "swap wins", fontsize=12, va="top", bbox=white, fontweight="bold")
@@ -49,13 +52,14 @@ def regions(ax: Any, models: Mapping[str, tuple[float, float]], bandwidth: float
                 markeredgecolor="black", zorder=3)  # fmt: skip
         shift, side = ((-8, 3), "right") if name in _LEFT else ((8, -3), "left")
         ax.annotate(name, (kv, parameters), xytext=shift, textcoords="offset points", fontsize=9, ha=side, va="center",
-                    zorder=4, bbox={**white, "pad": 0.6})  # fmt: skip
+                    zorder=4, path_effects=rim)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top),
            xlabel="K and V of a token, KiB", ylabel="parameters, billions")  # fmt: skip
     ax.set_xticks([kib * 1024 for kib in (4, 16, 64, 256, 1024)], ["4", "16", "64", "256", "1024"])
     ax.set_yticks([b * 1e9 for b in (0.5, 1, 4, 16, 64)], ["0.5", "1", "4", "16", "64"])
     ax.minorticks_off()
-    constants = f"link {bandwidth / 1e9:.3g} GB/s each way, {flops_rate / 1e12:.3g} TFLOP/s reached"
+    link = f"{'effective ' if told else ''}link {bandwidth / 1e9:.3g} GB/s"
+    constants = f"{link} each way, {flops_rate / 1e12:.3g} TFLOP/s reached"
     ax.set_title(constants + (f"\n{told}" if told else ""), loc="left", fontsize=10)
 
 
@@ -65,22 +69,23 @@ _LEFT = ("Llama-3-70B", "Qwen2.5-3B")  # their labels stand to the left, out of 
 def bills(ax: Any, price: Callable[[int], tuple[float, float]], tokens: Sequence[int], crossing: float | None,
           title: str = "") -> None:  # fmt: skip
     """price(tokens) -> (seconds by swapping, by recomputing). crossing: from where on swapping wins; None: never."""
-    pairs = [price(n) for n in tokens]
+    pairs, right = [price(n) for n in tokens], len(tokens) * 7 // 8
     for i, (name, colour, style) in enumerate((("swap", BLUE, "-"), ("recompute", RED, "--"))):
         ys = [1000 * pair[i] for pair in pairs]
         ax.plot(tokens, ys, style, color=colour, linewidth=2.2)
-        at = len(tokens) * 3 // 4
-        above = pairs[at][i] >= pairs[at][1 - i]
+        above = pairs[right][i] >= pairs[right][1 - i]
+        at = right if above else len(tokens) * 2 // 3
         ax.annotate(name, (tokens[at], ys[at]), xytext=(-6, 6) if above else (6, -8), textcoords="offset points",
-                    color=colour, ha="right" if above else "left", va="center", fontsize=10)  # fmt: skip
+                    color=colour, ha="right" if above else "left", va="center", fontsize=10,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     if crossing and tokens[0] < crossing < tokens[-1]:
         ax.axvline(crossing, color=INK, linewidth=1, linestyle=":")
-        right = crossing > tokens[len(tokens) // 2]
-        ax.text(crossing * (0.9 if right else 1.1), 1000 * min(min(pair) for pair in pairs), f"{crossing:,.0f}",
-                fontsize=10, va="bottom", ha="right" if right else "left")  # fmt: skip
+        late = crossing > tokens[len(tokens) // 2]
+        ax.text(crossing * (0.9 if late else 1.1), 1000 * min(min(pair) for pair in pairs), f"{crossing:,.0f}",
+                fontsize=10, va="bottom", ha="right" if late else "left")  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="tokens with K and V", xlim=(tokens[0], tokens[-1]))
     ax.set_xticks([n for n in (1, 10, 100, 1000, 10_000, 100_000) if tokens[0] <= n <= tokens[-1]])
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1000 else f"{value / 1000:g}K")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.minorticks_off()
     ax.set_title(title, loc="left", fontsize=10)
@@ -106,7 +111,7 @@ def pool(ax: Any, starts: Sequence[float], blocks: Mapping[str, Sequence[int]], 
 
 
 def lanes(ax: Any, rows: Mapping[str, str], title: str = "") -> None:
-    """A row for each request, a box a step; see kvlab.lab.scenes.pressure for the letters. ! is a red mark."""
+    """A row for each request, a box a step; see kvlab.lab.scenes.pressure for the letters. ! is a triangle."""
     from matplotlib.patches import Patch, Rectangle
 
     width, seen = max(map(len, rows.values())), set()
@@ -136,12 +141,15 @@ def lanes(ax: Any, rows: Mapping[str, str], title: str = "") -> None:
 
 
 def bars(axes: Sequence[Any], rows: Mapping[str, Mapping[str, float]], figures: Mapping[str, str]) -> None:
-    """One panel for each of `figures` (key in a row -> heading); one bar for each of `rows`, with its number."""
+    """One panel for each of `figures` (key in a row -> heading); one bar for each of `rows`, with its number.
+
+    The smallest, and all that read the same, are blue and without a hatch.
+    """
     for i, (ax, (key, heading)) in enumerate(zip(axes, figures.items(), strict=True)):
         values = [row[key] for row in rows.values()]
-        best = min(values)
+        best = f"{min(values):,.0f}"
         for y, value in enumerate(values):
-            fill, hatch = (SKY, "") if value == best else (ORANGE, "//")
+            fill, hatch = (SKY, "") if f"{value:,.0f}" == best else (ORANGE, "//")
             ax.barh(y, value, 0.62, color=fill, hatch=hatch, edgecolor=INK, linewidth=0.8)
             ax.text(value + max(values) * 0.03, y, f"{value:,.0f}", va="center", fontsize=10)
         ax.set(xlim=(0, max(values) * 1.32 or 1), ylim=(len(values) - 0.5, -0.5), xticks=[])

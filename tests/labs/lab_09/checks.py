@@ -290,16 +290,15 @@ class Between:
 
 @dataclass(frozen=True)
 class More:
-    """[a border, by how much it moves when it was thrown out once more]: `each` at least, at most as many as are spare."""
+    """[a border, by how much it moves when it was thrown out once more]: `each` at least, and it may double."""
 
     border: Between
-    taken: int
     each: int
 
     def accepts(self, value):
         if not isinstance(value, list) or len(value) != 2 or not self.border.accepts(value[0]):
             return False
-        return Between(self.each, value[0] - self.taken).accepts(value[1])
+        return Between(self.each, value[0]).accepts(value[1])
 
     def __str__(self):
         return f"{self.border}, and {self.each} more at least"
@@ -568,7 +567,7 @@ class MayResume(Exercise):
 
         def asks_more(self, num_preemptions, needed, promised, num_growing):
             border = self.least_free(num_preemptions, needed, promised, num_growing)
-            return More(border, needed + promised, num_growing)
+            return More(border, num_growing)
 
     def traces(self):
         alone = st.tuples(st.just("may_resume"), st.integers(0, 6), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9),
