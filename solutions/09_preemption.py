@@ -970,7 +970,7 @@ rows += [
      f"rush of {RUSH[0]} to {RUSH[-1]} chats: {without[0]} to {without[-1]} times without, "
      f"{bounded[0]} to {bounded[-1]} with back-off",
      bounded[-1] - bounded[0] < (without[-1] - without[0]) / 2,
-     "together; hysteresis alone did nothing in the night, and everything in the small pool"),
+     "together; hysteresis alone did nothing in the night, and helps in the small pool"),
     ("L33 5.4 and PAV 7", "for a 70B swapping is cheaper; V1 recomputes",
      f"1,000 tokens of a 70B on two H100: swap {of_70[0]:.1f} ms, recompute alone "
      f"{of_70[1]:.0f} ms, beside 64 decodes {of_70[2]:.2f} ms",
