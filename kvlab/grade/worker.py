@@ -125,7 +125,7 @@ def bar(targets, spared) -> None:
         if loaded is spared or not getattr(loaded, "__name__", "").startswith("kvlab"):
             continue
         for key, value in list(vars(loaded).items()):
-            if isinstance(value, type | types.FunctionType) and is_barred(value):
+            if callable(value) and is_barred(value):
                 setattr(loaded, key, Barred(key))
     for key, value in OURS.items():
         if is_barred(value):

@@ -3,7 +3,7 @@
 The same ladder as kvlab_kernels.gather, naive, online_softmax and gqa_packed, with fewer arguments: contiguous q and
 out, and block sizes and head dims that are powers of two.
 
-    element_of        where a number lies (L33 2.2)           attend_gathered   the plain function, one sequence
+    locate            where a token lies (L33 2.2)            attend_gathered   the plain function, one sequence
     naive_kernel      two passes, a program a head            online_softmax_kernel   one pass
     gqa_packed_kernel a group of heads in a program, tiles    paged_attention   its launch: the engine's `attention`
     bytes_moved       what each of them asks for
@@ -18,10 +18,13 @@ from kvlab.standin.launch import tl, triton
 LOG2E = math.log2(math.e)
 
 
-def element_of(position, kv_head, d, block_table, block_size, num_kv_heads, head_dim):
-    """Where number d of one token's K lies in keys [num_blocks, block_size, num_kv_heads, head_dim]: element index."""
-    slot = block_table[position // block_size] * block_size + position % block_size
-    return (slot * num_kv_heads + kv_head) * head_dim + d
+def locate(position, kv_head, block_table, block_size, num_kv_heads, head_dim):
+    """A token's K, in keys [num_blocks, block_size, num_kv_heads, head_dim]: (block, offset, element of its number 0).
+
+    L33 2.2's walk: logical block, block table, physical block, offset.
+    """
+    block, offset = block_table[position // block_size], position % block_size
+    return block, offset, ((block * block_size + offset) * num_kv_heads + kv_head) * head_dim
 
 
 def attend_gathered(q, keys, values, block_table, seq_len):

@@ -1,7 +1,7 @@
 """The same source under Triton itself: interpreted (or compiled, on a GPU), and through the compiler for GPUs not here.
 
     under_triton(kernel)[grid](arrays...)             kernel: made by the stand-in's @triton.jit
-    compile_report(kernel, grid, args, constexprs)    registers, spills, load widths: what the compiler makes of it
+    compile_report(kernel, grid, args, variants)      registers, spills, load widths: what the compiler makes of it
 
 A kernel's function is made anew with Triton's `tl` and `triton` in the place of ours, and so are the kernels that it
 calls. ImportError where Triton is not installed.
@@ -93,60 +93,57 @@ import torch
 import kernel_source as source
 
 request = json.loads(sys.argv[1])
-kernel = getattr(source, request["name"])
 args = request["args"]
 args = [torch.empty(a["shape"], dtype=getattr(torch, a["dtype"])) if isinstance(a, dict) else a for a in args]
+found = []
 with aot.compiling_for(request["arch"]) as compiled:
-    kernel[tuple(request["grid"])](*args, **request["keywords"])
-(_, made), = compiled
-ptx = made.asm["ptx"]
-spaces = {space: ptx.count("ld." + space) for space in ("global", "const", "shared")}
-print(json.dumps(aot.inspect(made)._asdict() | {"loads": spaces}))
+    for unhinted in request["variants"]:
+        kernel = source.triton.jit(do_not_specialize=unhinted)(getattr(source, request["name"]).fn)
+        kernel[tuple(request["grid"])](*args, **request["keywords"])
+        made = compiled[-1][1]
+        spaces = {space: made.asm["ptx"].count("ld." + space) for space in ("global", "const", "shared")}
+        found.append(aot.inspect(made)._asdict() | {"loads": spaces})
+print(json.dumps(found))
 """
 
 
-def compile_report(kernel: Kernel, grid: tuple, args: tuple, *, arch: int = 90, unhinted: tuple[str, ...] = (),
-                   dtypes: dict[str, str] | None = None, **keywords: Any) -> dict[str, Any]:  # fmt: skip
+def compile_report(kernel: Kernel, grid: tuple, args: tuple, variants: list[tuple[str, ...]], *, arch: int = 90,
+                   **keywords: Any) -> list[dict[str, Any]]:  # fmt: skip
     """What the compiler makes of a kernel for a GPU of that architecture (90: H100, H200), in a process of its own.
 
-    unhinted: arguments of which the compiler is not to know that 16 divides them. dtypes: of torch, by argument, where
-    an array stands for one of another type (bfloat16). -> kvlab_kernels.aot.Report as a dict, and `loads`: how many
-    load instructions of each memory space the PTX has. ImportError without Triton; RuntimeError, with the compiler's
-    words, if it refuses the kernel.
+    args: numbers, and for arrays anything with a shape and a dtype (torch's name of it). variants: for each, names of
+    arguments of which the compiler is not to know that 16 divides them; () is as usual. -> for each variant
+    kvlab_kernels.aot.Report as a dict, and `loads`: how many load instructions of each memory space the PTX has.
+    ImportError without Triton; RuntimeError, with the compiler's words, if it refuses the kernel.
     """
     if not has_triton():
         raise ImportError("the compiler comes with Triton, which is not installed here", name="triton")
-    names, dtypes = list(kernel.parameters), dtypes or {}
-    plain = []
-    for name, arg in zip(names, args, strict=False):
-        if hasattr(arg, "dtype") and hasattr(arg, "shape"):
-            arg = {"shape": list(arg.shape), "dtype": dtypes.get(name, str(arg.dtype))}
-        plain.append(arg)
-    request = {"name": kernel.fn.__name__, "grid": grid, "args": plain, "keywords": keywords, "arch": arch}
-    decorator = f"@triton.jit(do_not_specialize={list(unhinted)!r})" if unhinted else "@triton.jit"
+    plain = [{"shape": list(arg.shape), "dtype": str(arg.dtype)} if hasattr(arg, "dtype") else arg for arg in args]
+    request = {"name": kernel.fn.__name__, "grid": grid, "args": plain, "keywords": keywords, "arch": arch,
+               "variants": variants}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        text = "\n\n".join(_sources(kernel, decorator, {}).values())
+        text = "\n\n".join(_sources(kernel, {}).values())
         Path(folder, "kernel_source.py").write_text(f"import triton\nimport triton.language as tl\n\n{text}")
         Path(folder, "run.py").write_text(SCRIPT)
         path = os.pathsep.join([folder, *filter(None, sys.path)])
         done = subprocess.run(
             [sys.executable, str(Path(folder, "run.py")), json.dumps(request)], capture_output=True, text=True,
-            env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}, timeout=120,
+            env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}, timeout=170,
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError("the compiler refuses this kernel:\n" + "\n".join(done.stderr.strip().splitlines()[-12:]))
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _sources(kernel: Kernel, decorator: str, found: dict[str, str]) -> dict[str, str]:
-    """Name -> source, of the kernels that `kernel` calls and, last, of itself."""
+def _sources(kernel: Kernel, found: dict[str, str]) -> dict[str, str]:
+    """Name -> source, of the kernels and numbers that `kernel` uses and, last, of itself."""
     for name in kernel.fn.__code__.co_names:
         value = kernel.fn.__globals__.get(name)
         if isinstance(value, Kernel) and value.fn.__name__ not in found:
-            _sources(value, "@triton.jit", found)
+            _sources(value, found)
         elif isinstance(value, int | float):
             found[name] = f"{name} = tl.constexpr({value!r})"
     lines = textwrap.dedent(inspect.getsource(kernel.fn)).splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("def "))
-    found[kernel.fn.__name__] = "\n".join([decorator, *lines[begin:]])
+    found[kernel.fn.__name__] = "\n".join(["@triton.jit", *lines[begin:]])
     return found

@@ -15,6 +15,7 @@ LAYERS = [
     "sizing",
     "capacity",
     "primer",
+    "standin",
     "arena",
     "blocks",
     "prefix",
