@@ -80,6 +80,8 @@ class LLM:
         self.model.backend = choose_attention_backend(
             config.attention_backend, kv_cache, config.deterministic_split_tokens
         )
+        if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
+            self.model.backend = attention
         self.tokenizer = Tokenizer(folder)
         manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)

@@ -29,6 +29,7 @@ class Parts:
     fork, ensure_writable: as in kvlab.blocks.sharing (lab 04).
     prefix_index: class (block_size) as PrefixIndex (labs 05, 06); with enable_prefix_caching.
     admit, plan_tokens, choose_victim, swap_or_recompute, may_resume: as in kvlab.schedule.policies (labs 07 to 09).
+    attention: as kvlab.standin.decode.paged_attention; decodes on a CPU (lab 10). Needs a model: slot-echo has none.
     """
 
     sizing: Any = None
@@ -43,6 +44,7 @@ class Parts:
     choose_victim: Any = None
     swap_or_recompute: Any = None
     may_resume: Any = None
+    attention: Any = None
 
     def __post_init__(self):
         for name, value in self.replaced.items():
@@ -78,6 +80,15 @@ class Parts:
     def num_gpu_blocks(self, *args, **kwargs) -> int:
         """`sizing`, or ours: see kvlab.sizing.num_gpu_blocks."""
         return self._guarded(("sizing",)).get("sizing", sizing.num_gpu_blocks)(*args, **kwargs)
+
+    def attention_backend(self) -> Any:
+        """An AttentionBackend that has `attention` compute the decodes; None if it is not replaced."""
+        function = self._guarded(("attention",)).get("attention")
+        if function is None:
+            return None
+        from kvlab.model.part_attention import PartAttention  # needs torch, which other parts do without
+
+        return PartAttention(function)
 
     def make_manager(self, config: EngineConfig, recorder: Recorder | None = None) -> KVCacheManager:
         """The manager that `config` asks for, made of these parts."""

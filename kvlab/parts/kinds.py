@@ -37,6 +37,11 @@ def _start(result, owner, size) -> str | None:
     return None if result is None or isinstance(result, int) else f"returned {result!r}: return a start, or None"
 
 
+def _like_q(result, q, *args) -> str | None:
+    shape = getattr(result, "shape", None)
+    return None if shape == q.shape else f"returned {shape or result!r:.60}: return an array of q's shape, {q.shape}"
+
+
 def _block(result, *args) -> str | None:
     return None if isinstance(result, KVCacheBlock) else f"returned {result!r}: return a block"
 
@@ -158,4 +163,5 @@ KINDS: dict[str, Kind] = {
     "choose_victim": Kind("09", ("running", "needy", "gain")),
     "swap_or_recompute": Kind("09", ("request", "num_blocks", "num_free_cpu_blocks"), complaint=_swap_or_recompute),
     "may_resume": Kind("09", ("request", "room"), complaint=_bool),
+    "attention": Kind("10", ("q", "keys", "values", "block_tables", "seq_lens"), complaint=_like_q),
 }  # fmt: skip

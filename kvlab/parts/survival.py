@@ -103,11 +103,14 @@ def survive(parts: Parts) -> list[Outcome]:
     """Run each replaced part alone, then all together, through the smallest configurations of each."""
     outcomes = []
     for name, value in parts.replaced.items():
+        if name == "attention":
+            outcomes.append(_attend(parts))
+            continue
         outcomes += [_run(name, Parts(**{name: value}), smallest) for smallest in SMALLEST[name]]
     if len(parts.replaced) > 1:
         needs_it_off = any(outcome.part == "block_pool" and not outcome.survived for outcome in outcomes)
         for name in parts.replaced:
-            for smallest in SMALLEST[name]:
+            for smallest in SMALLEST.get(name, ()):
                 if not smallest.is_optional:
                     if needs_it_off:
                         smallest = replace(smallest, options={**smallest.options, "enable_prefix_caching": False})
@@ -124,6 +127,28 @@ def _run(part: str, parts: Parts, smallest: Smallest) -> Outcome:
         message, error = str(raised) or type(raised).__name__, raised
     stats = dict(vars(core.scheduler.stats)) if core is not None else {}
     return Outcome(part, smallest.name, message, stats, smallest.is_optional, error)
+
+
+def _attend(parts: Parts) -> Outcome:
+    """`attention` has no place in slot-echo, so it is called by itself: pages of two tokens, and softmax in loops."""
+    import numpy as np
+
+    where, lens = "three sequences in pages of two tokens", (1, 4, 5)
+    numbers = np.random.default_rng(0)
+    keys, values = numbers.normal(size=(2, 8, 2, 2, 16)).astype(np.float32)
+    q = numbers.normal(size=(3, 4, 16)).astype(np.float32)
+    tables = np.array([[6, -1, -1], [2, 7, -1], [1, 5, 3]], np.int32)
+    message, error = "", None
+    try:
+        out = parts._guarded(("attention",))["attention"](q, keys, values, tables, np.array(lens, np.int32))
+        for seq, head in np.ndindex(3, 4):
+            at = [(tables[seq, p // 2], p % 2, head // 2) for p in range(lens[seq])]
+            weights = np.exp([keys[i] @ q[seq, head] / 4 for i in at])
+            want = sum(w * values[i] for w, i in zip(weights, at, strict=True)) / weights.sum()
+            assert np.allclose(out[seq, head], want, atol=1e-3), f"sequence {seq}, head {head} is wrong"
+    except Exception as raised:
+        message, error = str(raised) or type(raised).__name__, raised
+    return Outcome("attention", where, message, {}, error=error)
 
 
 def _engine(parts: Parts, smallest: Smallest) -> EngineCore:

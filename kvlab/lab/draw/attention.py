@@ -37,13 +37,14 @@ def where(block_table: Sequence[int], block_size: int, seq_len: int, position: i
         for offset in range(block_size):
             token = page * block_size + offset
             real = token < seq_len
-            _box(ax, token * scale, 0, str(token) if real else "", fill if real else "white", hatch if real else "", scale,
-                 0.8, token == position, not real)  # fmt: skip
+            text, look = (str(token), (fill, hatch)) if real else ("", ("white", ""))
+            _box(ax, token * scale, 0, text, *look, scale, 0.8, token == position, not real)
         middle = (page + 0.5) * block_size * scale
         _box(ax, middle - 0.5, 1.6, str(block), fill, hatch, 1, 0.7, page == wanted)
         bold = page == wanted
         for (x0, y0), (x1, y1) in (((middle, 0.8), (middle, 1.6)), ((middle, 2.3), (block + 0.5, 3.4))):
-            ax.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": INK, "lw": 2.4 if bold else 0.9})
+            arrow = {"arrowstyle": "->", "color": INK, "lw": 2.4 if bold else 0.9}
+            ax.annotate("", (x1, y1), (x0, y0), arrowprops=arrow)
     for block in range(num_blocks):
         owner = list(block_table).index(block) if block in block_table else None
         fill, hatch = PAGES[owner % len(PAGES)] if owner is not None else ("white", "")
@@ -110,7 +111,7 @@ def bytes_bars(found: Mapping[str, Mapping[str, float]], unit: str) -> Any:
     looks = {"K": (SKY, ""), "V": (ORANGE, "//"), "copies": ("#BBBBBB", "xx"), "table": (INK, "")}
     figure, ax = plt.subplots(figsize=(9, 0.62 * len(found) + 1.2), layout="constrained")
     longest = max(sum(parts.values()) for parts in found.values())
-    for row, (name, parts) in enumerate(found.items()):
+    for row, parts in enumerate(found.values()):
         left = 0.0
         for what, (fill, hatch) in looks.items():
             if size := parts.get(what, 0):

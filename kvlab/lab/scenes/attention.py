@@ -110,7 +110,7 @@ def lines(traffic: Traffic, name: str, size: int = LINE) -> tuple[int, int]:
 
 
 def in_bf16(case: Case) -> tuple:
-    """The packed kernel's grid, arguments and sizes for `case`, arrays as shapes alone and in bf16: for the compiler."""
+    """The packed kernel's grid, arguments and sizes for `case`, for the compiler: arrays as shapes alone, in bf16."""
     found: list[Any] = []
 
     class Catcher:
