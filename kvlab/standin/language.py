@@ -176,24 +176,24 @@ def absolute(x: Any) -> Value:
 
 def reduce_sum(x: Value, axis: int | None = None, keep_dims: bool = False) -> Value:
     """The sum along one axis, which goes away; of all if axis is None."""
-    return Value(np.sum(x.data, axis=_axis(x, axis), keepdims=keep_dims, dtype=x.data.dtype))
+    return Value(np.sum(*_along(x, axis), keepdims=keep_dims, dtype=x.data.dtype))
 
 
 def reduce_max(x: Value, axis: int | None = None, keep_dims: bool = False) -> Value:
     """The largest along one axis; NaN only where there is nothing else."""
-    return Value(np.fmax.reduce(x.data, axis=_axis(x, axis), keepdims=keep_dims))
+    return Value(np.fmax.reduce(*_along(x, axis), keepdims=keep_dims))
 
 
 def reduce_min(x: Value, axis: int | None = None, keep_dims: bool = False) -> Value:
-    return Value(np.fmin.reduce(x.data, axis=_axis(x, axis), keepdims=keep_dims))
+    return Value(np.fmin.reduce(*_along(x, axis), keepdims=keep_dims))
 
 
-def _axis(x: Any, axis: int | None) -> int | None:
+def _along(x: Any, axis: int | None) -> tuple[np.ndarray, int | tuple[int, ...]]:
     if not isinstance(x, Value) or not x.shape:
         raise ValueError(f"a sum or a maximum over {x!r}: give a block")
     if axis is not None and not -len(x.shape) <= axis < len(x.shape):
         raise ValueError(f"axis {axis} of a block {list(x.shape)}")
-    return tuple(range(len(x.shape))) if axis is None else axis
+    return x.data, tuple(range(len(x.shape))) if axis is None else axis
 
 
 def dot(a: Value, b: Value, acc: Value | None = None, **_: Any) -> Value:

@@ -51,7 +51,7 @@ class Attention:
         return [x / math.fsum(exps) for x in exps]
 
     def query(self, seq, head, d):
-        return {"equal": 0.0, "hot": 64.0, "cold": -64.0}.get(self.case["scores"], number(0, seq, 0, head, d))
+        return {"equal": 0.0, "hot": 256.0, "cold": -256.0}.get(self.case["scores"], number(0, seq, 0, head, d))
 
     def key(self, seq, position, head, d):
         x = number(1, seq, position, head, d)
@@ -83,15 +83,19 @@ def random_cases(draw, first=("launch",), packed=False, most=18):
 
 
 STARTS = {"float32": "", "float16": " in fp16"}
-PHRASES = {"equal": "all keys alike", "hot": "all scores near +370", "cold": "all scores near -370",
+PHRASES = {"equal": "all keys alike", "hot": "all scores near +1000", "cold": "all scores near -1000",
            "large": "large scores", "random": ""}  # fmt: skip
+
+
+def _n(count, what):
+    return f"{count} {what}" + "s" * (count != 1)
 
 
 def told(options):
     """A case in a line."""
     c = DEFAULTS | options
     lens = ", ".join(map(str, c["seq_lens"]))
-    heads = f"{c['kv_heads'] * c['group']} query heads on {c['kv_heads']} KV heads"
+    heads = f"{_n(c['kv_heads'] * c['group'], 'query head')} on {_n(c['kv_heads'], 'KV head')}"
     parts = [f"seq_lens [{lens}], block size {c['block_size']}, {heads}, head_dim {c['head_dim']}{STARTS[c['dtype']]}"]
     parts += [PHRASES[c["scores"]]] if PHRASES[c["scores"]] else []
     parts += ["V of position p is 1 at place p, so that the output is the weights"] if c["values"] == "positions" else []
@@ -125,6 +129,18 @@ class _Attends(Exercise):
         if op[0] == "attend":
             return say("The result is a new array like q. The grid is (num_kv_heads, num_seqs): a program for each KV head "
                        "and sequence.")  # fmt: skip
+        if isinstance(got, str) and "belongs to nobody" in got:
+            return say("Slots that belong to nobody hold NaN here; on a GPU they hold what somebody has left. A weight of 0 "
+                       "does not help: 0 * NaN is NaN. So mask the load of V, with other=0.0. And ask whether this slot should "
+                       "have been read at all: does the walk follow the table, up to the last token?")  # fmt: skip
+        if isinstance(got, str) and got.startswith("NaN"):
+            if not any(expected.value):
+                return say("A sequence of length 0 has nothing to attend to: its output is zeros. Here 0 was divided by 0, "
+                           "or nothing was stored.")  # fmt: skip
+            return say("NaN comes from inf - inf (a maximum that is still -inf), from inf / inf (scores of which no maximum was "
+                       "subtracted), from 0 / 0 (nothing was added up, or all weights are 0), from a masked load without "
+                       "other=0.0, from scores that are NaN because K of a dead slot went into them, or from rows of out "
+                       "that nobody stored.")  # fmt: skip
         if isinstance(got, str):
             return say("Return a new array of shape [num_heads, head_dim], and leave the arguments as they are.")
         if not isinstance(got, list) or not hasattr(expected, "value"):
@@ -132,12 +148,9 @@ class _Attends(Exercise):
         want = expected.value
         if any(math.isnan(x) for x in got):
             if not any(want):
-                return say("A sequence of length 0 has nothing to attend to: its output is zeros. Here 0 was divided by 0, "
-                           "or nothing was stored.")  # fmt: skip
-            return say("NaN. Slots that belong to nobody hold NaN here; on a GPU they hold what somebody has left. A weight "
-                       "of 0 does not help: 0 * NaN is NaN. So mask the load of V, with other=0.0. (Other ways to NaN: "
-                       "inf - inf where a maximum is -inf, 0 / 0, inf / inf where the maximum was not subtracted, and rows "
-                       "of out that nobody stored.)")  # fmt: skip
+                return say("A sequence of length 0 has nothing to attend to: its output is zeros.")
+            return say("NaN. Slots that belong to nobody hold NaN, and 0 * NaN is NaN: take positions 0 to seq_len - 1 only, "
+                       "through the table. Or it was inf / inf or 0 / 0: subtract the largest score before exp.")
         if any(math.isinf(x) for x in got):
             return say("Infinity: exp of a large score. Subtract the largest score first.")
         return self.explain_weights(got, want) if self.are_weights(want) else None
@@ -182,12 +195,15 @@ class _Attends(Exercise):
         if error == "OutOfBounds" and "block_tables" in message:
             return say("The walk leaves the block table: it has a page for each started block_size tokens, no more. Mask the "
                        "load of the table, or end the loop in time.")  # fmt: skip
+        if error == "OutOfBounds" and (" of q[" in message or " of out[" in message):
+            return say("A row of q or out that is not there. Rows are counted as (sequence * heads + head) * HEAD_DIM, and rows "
+                       "that only pad a group must be masked.")  # fmt: skip
         if error == "OutOfBounds":
             return say("An address outside the cache. Behind a sequence's last page the table holds -1; a load that is not "
                        "masked there follows it. Else: is each stride with its own index?")  # fmt: skip
         if error == "Race":
-            return say("Rows that pad the group to 16 are no heads of yours: behind them lies the next group. Mask the load "
-                       "of q and the store.")  # fmt: skip
+            return say("Each program writes rows of its own: sequence and head both count. (And if rows pad a group to 16, they "
+                       "are no heads of yours: behind the group lies the next one. Mask the load of q and the store.)")
         if error == "ValueError" and "at least 16" in message:
             return say("tl.dot wants sides of 16 and more: q is [ROWS, HEAD_DIM], K comes transposed as [HEAD_DIM, TILE].")
         if error == "ValueError" and "has changed" in message:
@@ -320,6 +336,8 @@ LENGTHS = (
     case(6, 7, kv_heads=2, group=3, more=(("launch",),), values="random",
          why=say("Query heads 0, 1, 2 share KV head 0, and 3, 4, 5 share KV head 1.")),
     case(6, scores="large", more=(("launch",),)),
+    case(18, head_dim=32, scores="large", group=3, more=(("launch",),),
+         why=say("Scores of different pages lie hundreds apart: there is one maximum, over all pages.")),
     case(6, scores="hot", more=(("launch",),), why=say("The scores are large: exp2 of them is infinite.")),
     case(6, scores="cold", more=(("launch",),), why=say("All scores are far below 0: a maximum that starts at 0 never moves.")),
     case(14, block_size=16, more=(("launch",),)),
@@ -328,6 +346,8 @@ LENGTHS = (
     case(9, spread=True, more=(("launch",),), why=say("The blocks lie far apart, as in a large cache.")),
     case(9, 5, kv_heads=2, group=2, spread=True, more=(("launch",),), values="random"),
     case(9, dtype="float16", kv_heads=2, more=(("launch",),), values="random",
+         why=say("K and V are fp16 here. Add up in fp32: .to(tl.float32) after the load.")),
+    case(20, 11, dtype="float16", group=2, head_dim=64, scores="large", more=(("launch",),), values="random",
          why=say("K and V are fp16 here. Add up in fp32: .to(tl.float32) after the load.")),
 )  # fmt: skip
 

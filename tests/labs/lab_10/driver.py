@@ -69,8 +69,26 @@ class Paged:
                 raise ValueError(f"the kernel has changed {name}")
 
 
+    def head(self, seq, head, out, traffic):
+        """A row of the output; or where NaN came from."""
+        row = [round(float(x), 5) for x in out[seq, head]]
+        if not any(math.isnan(x) for x in row):
+            return row
+        size, inner = self.case["block_size"], self.keys[0].size
+        owned = {(int(block), p % size) for seq, n in enumerate(self.lens) for p in range(n)
+                 for block in [self.tables[seq, p // size]]}  # fmt: skip
+        stride = FAR if self.case["spread"] else inner
+        for access in traffic:
+            if (access.kind, access.name) == ("load", "values"):
+                for at in access.at.ravel().tolist():
+                    slot = at // stride, at % stride // (inner // size)
+                    if slot not in owned:
+                        return f"NaN, and V was read at block {slot[0]}, offset {slot[1]}, which belongs to nobody"
+        return "NaN, although V was read where it is the sequences' own"
+
+
 def query(case, seq, head, d):
-    return {"equal": 0.0, "hot": 64.0, "cold": -64.0}.get(case["scores"], number(0, seq, 0, head, d))
+    return {"equal": 0.0, "hot": 256.0, "cold": -256.0}.get(case["scores"], number(0, seq, 0, head, d))
 
 
 def key(case, seq, position, head, d):
@@ -123,7 +141,7 @@ class Decode:
 
     def head(self, seq, head):
         self.launch()
-        return rounded(self.paged.out[seq, head])
+        return self.paged.head(seq, head, self.paged.out, self.traffic)
 
     def rows_read(self, name):
         """How many rows of K or V (one token, one KV head) the launch read, repeats included."""
@@ -153,7 +171,7 @@ class Launch:
     def attend(self):
         p, arrays = self.paged, ("q", "keys", "values", "tables", "lens")
         before = [getattr(p, name).tobytes() for name in arrays]
-        with record() as traffic:
+        with record() as self.traffic:
             found = self.student.paged_attention(p.q, p.keys, p.values, p.tables, p.lens)
         if [getattr(p, name).tobytes() for name in arrays] != before:
             return "one of the arguments was changed"
@@ -162,10 +180,10 @@ class Launch:
         if found.shape != p.q.shape or found.dtype != p.q.dtype:
             return f"returned {found.dtype} {list(found.shape)} for q, {p.q.dtype} {list(p.q.shape)}"
         self.found = found
-        return f"{found.dtype} {list(found.shape)}, by {traffic.programs} programs"
+        return f"{found.dtype} {list(found.shape)}, by {self.traffic.programs} programs"
 
     def head(self, seq, head):
-        return rounded(self.found[seq, head])
+        return self.paged.head(seq, head, self.found, self.traffic)
 
 
 class Catch:
