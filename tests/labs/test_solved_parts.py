@@ -17,6 +17,7 @@ OF_LAB = {  # lab -> the parts that it must give
     "07": {"admit"},
     "08": {"plan_tokens"},
     "09": {"choose_victim", "swap_or_recompute", "may_resume"},
+    "10": {"attention"},
 }
 
 
