@@ -27,10 +27,10 @@ check, hint = lab.check, lab.hint
 # - **Gather** (聚集): copy the pages together, then call any attention. Each byte is read, written, and read again.
 # - **Read in place**: a kernel that looks up each page and loads it from where it lies. No copy.
 #
-# L33 2.3 says that the copy would ruin everything, and describes the kernel: each program takes a query head, walks the
-# block table, and loads K and V page by page. Such a kernel is "naive" below. We have one, and it is right. Both ways now
-# decode one token for a sequence of 96, with 14 query heads that share 2 KV heads (the ratio of Qwen2.5-7B), and we count
-# what they ask the memory for.
+# L33 2.3 asks whether the copy would not ruin everything, says that none is needed, and sketches the kernel: one program
+# takes a query head, walks the block table, and loads K and V page by page, once. We have such a kernel, and it is right
+# (you will build it; below it is called "online"). Both ways now decode one token for a sequence of 96, with 14 query heads
+# that share 2 KV heads: the ratio of Qwen2.5-7B. We count what they ask the memory for.
 
 # %%
 import math
@@ -43,18 +43,21 @@ from kvlab.standin import record, tl, triton
 
 case = make_case([96], block_size=16, kv_heads=2, group=7, head_dim=64)
 row_bytes = 2 * 64 * 4  # of a token: 2 KV heads of 64 numbers of 4 bytes
-print(f"gather:  K and V, each read, written and read: {3 * 2 * 96 * row_bytes:9,} bytes")
+gather_bytes = 3 * 2 * 96 * row_bytes
+print(f"gather:    K and V, each read, written and read {gather_bytes:9,} bytes")
 out = np.empty_like(case.q)
 with record() as traffic:
-    ours.launch_by_head(ours.naive_kernel, out, *case)
+    ours.launch_by_head(ours.online_softmax_kernel, out, *case)
 asked = requested(traffic)
-print(f"naive:   no copy at all, asked for             {asked['K'] + asked['V']:9,} bytes")
+in_place = asked["K"] + asked["V"]
+print(f"in place:  no copy at all, asked for            {in_place:9,} bytes, {in_place / gather_bytes:.2f} times as much")
 
 # %% [markdown]
-# Read that again. The kernel that saves the copy asks for three and a half times as much as the one that makes it.
+# Read that again. The kernel that saves the copy asks for more than twice as much as the one that makes it.
 #
-# The textbook is right that no copy is needed. But what it describes is the *second* rung of a ladder (阶梯), and the
-# gain comes with the fourth. You climb all of it.
+# The textbook is right that no copy is needed. But its sketch is for a model in which every query head has K and V of its
+# own. In today's models, seven query heads share them. So there is a ladder (阶梯) of kernels: gather, naive, online, packed. The
+# textbook's is the third, and the gain comes with the fourth. You climb all of it.
 
 # %% [markdown]
 # ## A picture
@@ -76,6 +79,8 @@ picture(draw.where([5, 2, 7], 4, 10, 9, 9), "Ten tokens in three pages of four. 
 #
 # First: the best rung of the ladder reads each byte of K and V once. Qwen2.5-7B has 28 query heads on 4 KV heads. How
 # many times as much as that does the naive kernel ask for?
+#
+# (The naive kernel has one program for each query head too, and it reads K *twice* and V once.)
 #
 # Second: somebody sets the block size to 1, so that every token is a page of its own, at any place in the pool. The GPU
 # reads memory in lines of 128 bytes. Of the bytes that come with the lines, how many percent does the packed kernel use?
@@ -265,7 +270,7 @@ print({f"{kind} {name}": size for (kind, name), size in traffic.table().items()}
 # %% [markdown]
 # ## Exercise 3: the naive kernel
 #
-# L33 2.3 word for word. One program for each query head (axis 0) and sequence (axis 1). It walks the pages of its
+# L33 2.3's walk, in two passes. One program for each query head (axis 0) and sequence (axis 1). It walks the pages of its
 # sequence **twice**: pass 1 finds the largest score; pass 2 adds up the weights `exp(score - largest)` and the weighted
 # V. At the end it divides.
 #
@@ -303,7 +308,7 @@ def naive_kernel(
         k = tl.load(keys + at, mask=known[:, None], other=0.0).to(tl.float32)
         scores = tl.where(known, tl.sum(query[None, :] * k, axis=1), -float("inf"))
         m = tl.maximum(m, tl.max(scores, axis=0))
-    l = 0.0
+    norm = 0.0
     acc = tl.zeros([HEAD_DIM], dtype=tl.float32)
     for page in range(0, tl.cdiv(seq_len, BLOCK_SIZE)):
         block = tl.load(block_tables + seq * stride_table + page).to(tl.int64)
@@ -313,9 +318,9 @@ def naive_kernel(
         v = tl.load(values + at, mask=known[:, None], other=0.0).to(tl.float32)
         scores = tl.where(known, tl.sum(query[None, :] * k, axis=1), -float("inf"))
         p = tl.exp2(scores - m)
-        l += tl.sum(p, axis=0)
+        norm += tl.sum(p, axis=0)
         acc += tl.sum(p[:, None] * v, axis=0)
-    acc = acc / tl.where(seq_len > 0, l, 1.0)
+    acc = acc / tl.where(seq_len > 0, norm, 1.0)
     tl.store(out + mine, acc)
     ### END SOLUTION
 
@@ -404,7 +409,7 @@ sliders(at_step, "One query's scores over 27 positions as bars, tile by tile, wi
 #
 # ## Exercise 4: online softmax
 #
-# The same arguments, the same grid. One walk, K and V each read once.
+# The same arguments, the same grid. One walk, K and V each read once: this is the kernel of L33 2.3.
 
 # %% ex="online_softmax_kernel"
 @triton.jit
@@ -423,7 +428,7 @@ def online_softmax_kernel(
     query = tl.load(q + mine).to(tl.float32) * scale_log2e
     in_block = offset[:, None] * stride_slot + (head // GROUP) * stride_head + d[None, :]
     m = -float("inf")
-    l = 0.0
+    norm = 0.0
     acc = tl.zeros([HEAD_DIM], dtype=tl.float32)
     for page in range(0, tl.cdiv(seq_len, BLOCK_SIZE)):
         block = tl.load(block_tables + seq * stride_table + page).to(tl.int64)
@@ -435,10 +440,10 @@ def online_softmax_kernel(
         m_new = tl.maximum(m, tl.max(scores, axis=0))
         alpha = tl.exp2(m - m_new)
         p = tl.exp2(scores - m_new)
-        l = l * alpha + tl.sum(p, axis=0)
+        norm = norm * alpha + tl.sum(p, axis=0)
         acc = acc * alpha + tl.sum(p[:, None] * v, axis=0)
         m = m_new
-    acc = acc / tl.where(seq_len > 0, l, 1.0)
+    acc = acc / tl.where(seq_len > 0, norm, 1.0)
     tl.store(out + mine, acc)
     ### END SOLUTION
 
@@ -492,7 +497,7 @@ def gqa_packed_kernel(
     is_head = row[:, None] < GROUP
     query = tl.load(q + mine, mask=is_head, other=0.0)
     m = tl.full([ROWS], -float("inf"), dtype=tl.float32)
-    l = tl.zeros([ROWS], dtype=tl.float32)
+    norm = tl.zeros([ROWS], dtype=tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
     for first in range(0, seq_len, TILE):
         token = first + tl.arange(0, TILE)
@@ -507,10 +512,10 @@ def gqa_packed_kernel(
         m_new = tl.maximum(m, tl.max(scores, axis=1))
         alpha = tl.exp2(m - m_new)
         p = tl.exp2(scores - m_new[:, None])
-        l = l * alpha + tl.sum(p, axis=1)
+        norm = norm * alpha + tl.sum(p, axis=1)
         acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         m = m_new
-    acc = acc / tl.where(seq_len > 0, l, 1.0)[:, None]
+    acc = acc / tl.where(seq_len > 0, norm, 1.0)[:, None]
     tl.store(out + mine, acc, mask=is_head)
     ### END SOLUTION
 
@@ -561,7 +566,7 @@ check("paged_attention")
 # %% [markdown]
 # ## Exercise 7: bytes
 #
-# Now the riddle of the beginning. How many bytes of K and V does each rung ask the memory for, in one layer?
+# Now back to the riddle of the beginning. How many bytes of K and V does each rung ask the memory for, in one layer?
 #
 # | rung | its programs | what each reads |
 # |---|---|---|
@@ -616,7 +621,7 @@ parts = {
     "online": {"K": moved["online"] * unit / 2, "V": moved["online"] * unit / 2},
     "packed": {"K": once / 2, "V": once / 2},
 }
-picture(draw.bytes_bars(parts, "GB of one decode step"),
+picture(draw.bytes_bars(parts, "GB", "GB that one decode step asks for"),
         "Bars of gigabytes: " + ", ".join(f"{r} {size * unit:.1f}" for r, size in moved.items()))
 lab.compare("naive", moved["naive"] / moved["packed"])
 
@@ -696,8 +701,6 @@ lab.compare("pages of 1", 100 * used / touched)
 # this layout. When would it not? Make the rows small, and the lines are shared with a neighbour who was not asked for:
 
 # %%
-from types import SimpleNamespace
-
 from kvlab.standin.memory import Access, Traffic
 
 for numbers, size in ((128, 2), (64, 2), (64, 1), (16, 1)):
@@ -794,14 +797,14 @@ for what, result in (
     ("pages of 16, shuffled", bits(make_case([90, 33], block_size=16, **shape_of_it))),
     ("pages of 1, shuffled", bits(make_case([90, 33], block_size=1, **shape_of_it))),
     ("tiles of 32, not 16", bits(one_page, tile=32)),
-    ("rung 4, pages of 16", bits(in_order, lab.best("online_softmax_kernel"), ours.launch_by_head)),
+    ("the online kernel", bits(in_order, lab.best("online_softmax_kernel"), ours.launch_by_head)),
 ):
     apart = np.abs(result - by_contiguous).max()
     print(f"{what:22} {'the same bits' if apart == 0 else f'differs, by at most {apart:.1e}'}")
 
 # %% [markdown]
 # So the textbook is right about **paging**: where a token lies changes no bit. And it needs its condition: **the same
-# kernel, adding in the same order.** Another tile, another rung, another number of splits adds the same numbers in another
+# kernel, adding in the same order.** Another tile, another kernel, another number of splits adds the same numbers in another
 # order, and floating point notices. An engine that switches kernels by batch size (they all do) gives a sequence other
 # last bits in another batch. That has nothing to do with pages. Lab 11 shows how to stop it.
 #
@@ -878,13 +881,13 @@ ledger(("where", "the textbook says", "we found", "verdict", "on the condition t
     ("L33 2.2, A.1", "token 37, block size 16: block 142, offset 5", f"{place(37, 0, [7, 3, 142], 16, 4, 128)[:2]}",
      True, ""),
     ("L33 2.3", "no copy is needed, so performance is not ruined",
-     f"head by head it asks for {moved['naive'] / moved['gather']:.1f} times the bytes of the copy; packed, "
+     f"a program a query head asks for {moved['online'] / moved['gather']:.1f} times the bytes of gather; packed, "
      f"for {moved['packed'] / moved['gather']:.2f} times", True,
-     "the heads of a group are packed, or the caches catch the repeats"),
+     "each query head has its own K and V, or the heads of a group are packed, or the caches catch the repeats"),
     ("L33 2.3", "the block table is copied to constant or shared memory",
      f"{hinted['loads']['const']} loads from constant memory: it is read from global memory, through the caches", False, ""),
     ("L33 8.1-1", "not one bit of accuracy is lost", "the same bits, wherever the pages lie", True,
-     "the same kernel, adding in the same order: another tile or rung has other last bits"),
+     "the same kernel, adding in the same order: another tile or kernel has other last bits"),
     ("L33 8.1-2", "block size 1: a table tens of times longer", f"{512 // 32} times as long as at 16", True, ""),
     ("L33 8.1-2, A.1", "block size 1, or pages that are not neighbours, break coalescing",
      f"{100 * used / touched:.0f}% of the lines used", False, ""),

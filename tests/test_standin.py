@@ -1,4 +1,4 @@
-"""The stand-in for Triton gives what Triton's interpreter gives, counts what is asked for, and refuses what is wrong."""
+"""The stand-in for Triton gives what Triton's interpreter gives, counts what is asked for, refuses what is wrong."""
 
 import numpy as np
 import pytest

@@ -77,6 +77,7 @@ SMALLEST: dict[str, tuple[Smallest, ...]] = {
     "choose_victim": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "swap_or_recompute": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "may_resume": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
+    "attention": (),  # has no place in slot-echo: _attend calls it by itself
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def survive(parts: Parts) -> list[Outcome]:
     if len(parts.replaced) > 1:
         needs_it_off = any(outcome.part == "block_pool" and not outcome.survived for outcome in outcomes)
         for name in parts.replaced:
-            for smallest in SMALLEST.get(name, ()):
+            for smallest in SMALLEST[name]:
                 if not smallest.is_optional:
                     if needs_it_off:
                         smallest = replace(smallest, options={**smallest.options, "enable_prefix_caching": False})
@@ -130,7 +131,7 @@ def _run(part: str, parts: Parts, smallest: Smallest) -> Outcome:
 
 
 def _attend(parts: Parts) -> Outcome:
-    """`attention` has no place in slot-echo, so it is called by itself: pages of two tokens, and softmax in loops."""
+    """The part `attention`, called by itself: pages of two tokens, beside softmax in loops."""
     import numpy as np
 
     where, lens = "three sequences in pages of two tokens", (1, 4, 5)

@@ -15,6 +15,7 @@ from kvlab.prefix import HashChainIndex
 from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Policies, Request
 from kvlab.schedule import policies as ours
+from kvlab.standin.decode import paged_attention
 
 
 class Arena(ContiguousArena):
@@ -26,7 +27,7 @@ OURS = {
     "sizing": sizing.num_gpu_blocks, "arena": Arena, "free_queue": FreeKVCacheBlockQueue, "block_pool": BlockPool,
     "fork": sharing.fork, "ensure_writable": sharing.ensure_writable, "prefix_index": HashChainIndex,
     "admit": ours.admit, "plan_tokens": ours.plan_tokens, "choose_victim": ours.choose_victim,
-    "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume,
+    "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume, "attention": paged_attention,
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_a_part_that_raises_is_named_with_its_own_error(part, method):
     if method:
         broken = type("Mine", (OURS[part],), {method: raising})
     else:
-        broken = lambda *args, **kwargs: OURS[part](*args, **kwargs) and raising() or raising()  # noqa: E731
+        broken = lambda *args, **kwargs: (OURS[part](*args, **kwargs), raising())  # noqa: E731
     fails = [o for o in survive(Parts(**{part: broken})) if not o.survived]
     assert fails, f"no configuration of {part} calls {method}"
     for outcome in fails:
@@ -290,6 +291,11 @@ BROKEN = {
     "plan: nothing": ("plan_tokens", lambda pending, budget, limit: [0] * len(pending), "stuck"),
     "victim: nobody": ("choose_victim", lambda running, needy, gain: None, "choose_victim returned None"),
     "swap: a third answer": ("swap_or_recompute", lambda *args: True, 'return "swap" or "recompute"'),
+    "attention: forgotten return": ("attention", lambda *args: None, "returned None: return an array of q's shape"),
+    "attention: another shape": ("attention", lambda q, *args: q[0], r"returned \(4, 16\): .* \(3, 4, 16\)"),
+    "attention: of nobody": ("attention", lambda q, *args: q, "sequence 0, head 0 is wrong"),
+    "attention: one page only": ("attention", lambda q, keys, values, tables, lens:
+                                 paged_attention(q, keys, values, tables, lens.clip(0, 2)), "sequence 1, head 0 is wrong"),
     "resume: never": ("may_resume", lambda request, room: False, "stuck"),
 }  # fmt: skip
 
@@ -316,6 +322,7 @@ def test_broken_parts_do_not_survive(fault):
         ({"arena": type("A", (), {"allocate": 1, "free": print})}, "A has no allocate"),
         ({"fork": ListQueue}, "is the class ListQueue: give a function called with"),
         ({"admit": lambda running: True}, r"a function called with \(num_running, max_num_seqs, batch_is_forming\)"),
+        ({"attention": lambda q, kv: q}, r"called with \(q, keys, values, block_tables, seq_lens\)"),
         ({"may_resume": 7}, "part `may_resume` is 7"),
     ],
 )

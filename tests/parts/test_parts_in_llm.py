@@ -8,6 +8,7 @@ from kvlab import LLM, EngineConfig, Parts, SamplingParams
 from kvlab.engine import memory
 from kvlab.model.kv_cache import kv_bytes_per_token
 from kvlab.parts import PartError
+from kvlab.standin.decode import paged_attention
 
 PROMPTS = ["The free queue", "The free queue holds", "A block table", "Why"]
 PARAMS = SamplingParams(temperature=1.0, n=2, seed=3, max_tokens=12)
@@ -36,6 +37,25 @@ def test_sizing_plans_the_blocks():
     if not torch.cuda.is_available():
         assert asked[0][0] == memory.CPU_POOL_BYTES
     assert memory.plan_blocks(llm.config, llm.model_config, torch.float32)[0] == 21  # named by now: nobody is asked
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_attention_computes_the_decodes(dtype):
+    def attention(q, keys, values, block_tables, seq_lens):
+        asked.append((q.shape, keys.shape, seq_lens.tolist()))
+        return paged_attention(q, keys, values, block_tables, seq_lens)
+
+    def tokens(parts, **options):
+        llm = LLM("tiny", parts=parts, **OPTIONS | {"dtype": "float32", "kv_cache_dtype": dtype} | options)
+        params = SamplingParams(temperature=0, max_tokens=6)
+        return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+
+    asked = []
+    got = tokens(Parts(attention=attention))
+    assert got == tokens(None)
+    assert asked[-1][1] == (16, 4, 2, 32) and {len(lens) for *_, lens in asked} >= {4}
+    with pytest.raises(ValueError, match="use device='cpu' and kv_cache_dtype='float32'"):
+        tokens(Parts(attention=attention), kv_cache_dtype="float64")
 
 
 def test_on_a_cpu_ours_gives_what_the_pool_holds():

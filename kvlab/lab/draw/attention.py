@@ -100,11 +100,12 @@ def walk_frame(frames: Sequence[Frame], i: int, block_table: Sequence[int], bloc
     kept.set_yticks(range(4), names, fontsize=10)
     kept.axvline(0, color=INK, linewidth=0.8)
     kept.spines[["top", "right"]].set_visible(False)
+    kept.locator_params(axis="x", nbins=5)
     kept.legend(loc="lower center", fontsize=9, frameon=False, ncols=2, columnspacing=1)
     return figure
 
 
-def bytes_bars(found: Mapping[str, Mapping[str, float]], unit: str) -> Any:
+def bytes_bars(found: Mapping[str, Mapping[str, float]], unit: str, label: str) -> Any:
     """A figure: for each rung a bar of its K, V, copies, and table, in that order; its sum at the end."""
     import matplotlib.pyplot as plt
 
@@ -122,20 +123,20 @@ def bytes_bars(found: Mapping[str, Mapping[str, float]], unit: str) -> Any:
                 left += size
         ax.text(left + 0.01 * longest, row, f"{left:,.4g} {unit}", va="center", fontsize=10)
     ax.set_yticks(range(len(found)), list(found), fontsize=11)
-    ax.set(ylim=(len(found) - 0.5, -0.5), xlim=(0, 1.16 * longest), xlabel=unit)
+    ax.set(ylim=(len(found) - 0.5, -0.5), xlim=(0, 1.16 * longest), xlabel=label)
     ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def times(moved: Mapping[str, float], flops: float, bandwidth: float, peak: float, ax: Any) -> None:
     """Bars of the least time of each rung, in microseconds, and a line: the least time of the arithmetic."""
-    for row, (name, size) in enumerate(moved.items()):
+    for row, size in enumerate(moved.values()):
         took = 1e6 * size / bandwidth
         ax.barh(row, took, height=0.62, color=SKY, edgecolor=INK)
         ax.text(took, row, f" {took:,.0f}", va="center", fontsize=10)
-        ax.text(0, row, f" {name}", va="center", fontsize=10)
     least = 1e6 * flops / peak
     ax.axvline(least, color=RED, linewidth=2, linestyle="--")
     ax.text(least, -0.62, f" arithmetic: {least:.1f}", color=RED, va="bottom", fontsize=10)
-    ax.set(yticks=[], ylim=(len(moved) - 0.5, -0.6), xlabel="microseconds of one layer, at the least")
-    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.set_yticks(range(len(moved)), list(moved), fontsize=11)
+    ax.set(ylim=(len(moved) - 0.5, -0.6), xlabel="microseconds of one layer, at the least")
+    ax.spines[["top", "right"]].set_visible(False)

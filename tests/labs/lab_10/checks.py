@@ -414,7 +414,7 @@ class Online(_Attends):
 
     def explain(self, op, expected, got):
         if op[0] == "rows_read":
-            return say("K and V are to be read once by each program. Two passes are what this rung removes.")
+            return say("K and V are to be read once by each program. Two passes are what this kernel is to spare.")
         return super().explain(op, expected, got)
 
 
@@ -426,7 +426,7 @@ class Packed(_Attends):
     ours = {"gqa_packed_kernel": OURS + "gqa_packed_kernel"}
     driver = "Packed"
     hints = (
-        say("Two changes to rung 4. The query is a matrix of GROUP rows, padded to ROWS, so largest and total are one number "
+        say("Two changes to the online kernel. The query is a matrix of GROUP rows, padded to ROWS, so largest and total are one number "
             "a row. And the loop runs over tiles of tokens, not over pages: each token of the tile looks up its own block."),
         say("token = start + tl.arange(0, TILE); known = token < seq_len; block = tl.load(block_tables + seq * stride_table + "
             "token // BLOCK_SIZE, mask=known, other=0).to(tl.int64). K is loaded transposed: slot[None, :] + d[:, None]."),
