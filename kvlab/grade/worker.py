@@ -95,7 +95,7 @@ class Barred:
         name = object.__getattribute__(self, "_name")
         raise OursIsBarred(f"{name} is kvlab's own: in this exercise you build it yourself")
 
-    __call__ = __getattr__ = __setattr__ = __mro_entries__ = __iter__ = _refuse
+    __call__ = __getattr__ = __setattr__ = __getitem__ = __mro_entries__ = __iter__ = _refuse
 
 
 def find(target):

@@ -31,12 +31,15 @@ class PartAttention:
     def __init__(self, function: Callable):
         self.function, self.inner = function, TorchAttention()
 
-    def plan(self, batch: FlatBatch, kv_cache: KVCache) -> PartMetadata:
+    def check(self, kv_cache: KVCache) -> None:
+        """ValueError if NumPy cannot look at `kv_cache`."""
         if kv_cache.device.type != "cpu" or kv_cache.dtype not in DTYPES:
             raise ValueError(
                 f"the part `attention` works on NumPy arrays, and K and V are {kv_cache.dtype} on {kv_cache.device}: "
                 f"use device='cpu' and kv_cache_dtype='float32'"
             )
+
+    def plan(self, batch: FlatBatch, kv_cache: KVCache) -> PartMetadata:
         return PartMetadata(self.inner.plan(batch, kv_cache), batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: PartMetadata) -> Tensor:

@@ -81,14 +81,19 @@ class Parts:
         """`sizing`, or ours: see kvlab.sizing.num_gpu_blocks."""
         return self._guarded(("sizing",)).get("sizing", sizing.num_gpu_blocks)(*args, **kwargs)
 
-    def attention_backend(self) -> Any:
-        """An AttentionBackend that has `attention` compute the decodes; None if it is not replaced."""
+    def attention_backend(self, kv_cache: Any) -> Any:
+        """An AttentionBackend that has `attention` compute the decodes; None if it is not replaced.
+
+        ValueError if `attention` cannot read this KVCache.
+        """
         function = self._guarded(("attention",)).get("attention")
         if function is None:
             return None
         from kvlab.model.part_attention import PartAttention  # needs torch, which other parts do without
 
-        return PartAttention(function)
+        backend = PartAttention(function)
+        backend.check(kv_cache)
+        return backend
 
     def make_manager(self, config: EngineConfig, recorder: Recorder | None = None) -> KVCacheManager:
         """The manager that `config` asks for, made of these parts."""

@@ -4,6 +4,7 @@ What Triton refuses is refused here: blocks whose sides are no powers of two, a 
 What a masked load without `other` leaves is anything; here it is NaN, or a large whole number, so that it is noticed.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,5 +233,6 @@ LANGUAGE = {
                                trans, cdiv, where, maximum, minimum, dot, static_assert, static_range, constexpr)},
     **dict(zip(("exp", "exp2", "log", "log2", "sqrt", "floor"), (exp, exp2, log, log2, sqrt, floor), strict=True)),
 }  # fmt: skip
+LANGUAGE["math"] = SimpleNamespace(**{name: LANGUAGE[name] for name in ("exp", "exp2", "log", "log2", "sqrt", "floor")})
 for _name in ("sum", "max", "min", "exp", "exp2", "trans", "expand_dims", "abs"):
     setattr(Value, _name, LANGUAGE[_name])

@@ -295,7 +295,8 @@ BROKEN = {
     "attention: another shape": ("attention", lambda q, *args: q[0], r"returned \(4, 16\): .* \(3, 4, 16\)"),
     "attention: of nobody": ("attention", lambda q, *args: q, "sequence 0, head 0 is wrong"),
     "attention: one page only": ("attention", lambda q, keys, values, tables, lens:
-                                 paged_attention(q, keys, values, tables, lens.clip(0, 2)), "sequence 1, head 0 is wrong"),
+                                 paged_attention(q, keys, values, tables, lens.clip(0, 2)),
+                                 "sequence 1, head 0 is wrong"),
     "resume: never": ("may_resume", lambda request, room: False, "stuck"),
 }  # fmt: skip
 

@@ -370,7 +370,7 @@ class Naive(_Attends):
     defines = ("naive_kernel",)
     ours = {"naive_kernel": OURS + "naive_kernel"}
     driver = "Naive"
-    bars = (OURS + "online_softmax_kernel", OURS + "gqa_packed_kernel")
+    bars = (OURS + "online_softmax_kernel", OURS + "gqa_packed_kernel", "kvlab.standin.faults:faulty")
     Oracle = reads({"keys": 2, "values": 2})
     hints = (
         say("Say in words what one program does: it knows its head and its sequence. It walks the pages twice: for the "
@@ -396,7 +396,7 @@ class Online(_Attends):
     defines = ("online_softmax_kernel",)
     ours = {"online_softmax_kernel": OURS + "online_softmax_kernel"}
     driver = "Online"
-    bars = (OURS + "gqa_packed_kernel",)
+    bars = (OURS + "gqa_packed_kernel", "kvlab.standin.faults:faulty")
     Oracle = reads({"keys": 1, "values": 1})
     hints = (
         say("Keep three things: the largest score so far, the sum of weights relative to it, and the weighted sum of V "

@@ -314,6 +314,7 @@ WRONG = {
         "total of pages": _changed(_NAIVE, ("total += tl.sum(w, axis=0)", "total += 1.0")),
         "the sum along the wrong axis": _changed(_NAIVE, ("tl.sum(k.to(tl.float32) * x[None, :], axis=1)",
                                                           "tl.sum(k.to(tl.float32) * x[None, :], axis=0)")),
+        "ours": "from kvlab.standin.decode import naive_kernel\n",
         "three passes over K": _changed(_NAIVE, ("    total = 0.0\n", '''    for page in range(tl.cdiv(n, BLOCK_SIZE)):
         b = tl.load(row + page).to(tl.int64) * stride_block
         live = i < n - page * BLOCK_SIZE
@@ -341,6 +342,15 @@ WRONG = {
                                               "v = tl.load(values + b + head_at + (i * stride_slot)[:, None] + j[None, :])")),
         "an empty sequence divides by 0": _changed(_ONLINE, ("tl.where(n > 0, total, 1.0)", "total")),
         "two passes": _NAIVE.replace("naive_kernel", "online_softmax_kernel"),
+        "ours": "from kvlab.standin.decode import online_softmax_kernel\n",
+        "ours, without a fault": '''
+class Late:
+    def __getitem__(self, grid):
+        from kvlab.standin.faults import faulty
+        return faulty("none")[grid]
+
+online_softmax_kernel = Late()
+''',
         "V is read twice": _changed(_ONLINE, ("        score = tl.sum", "        v = tl.load(values + b + head_at + (i * "
                                               "stride_slot)[:, None] + j[None, :], mask=live[:, None], other=0.0)\n"
                                               "        score = tl.sum")),
@@ -383,6 +393,7 @@ WRONG = {
         .replace("tile * TILE + t", "tile * BLOCK_SIZE + t"),
         "an empty sequence divides by 0": _changed(_PACKED, ("tl.where(n > 0, total, 1.0)", "total")),
         "K is not transposed": _changed(_PACKED, ("tl.trans(k)", "k")),
+        "ours": "from kvlab.standin import decode\ngqa_packed_kernel = decode.gqa_packed_kernel\n",
         "once for each head": _changed(_PACKED, ("        score = tl.dot", "        for again in range(GROUP - 1):\n            "
                                                  "k = tl.load(keys + at, mask=live[:, None], other=0.0)\n        score = tl.dot")),
         "the table's row is not the sequence's": _changed(_PACKED, ("block_tables + s * stride_table", "block_tables")),
