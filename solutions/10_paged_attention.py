@@ -727,7 +727,7 @@ for numbers, size in ((128, 2), (64, 2), (64, 1), (16, 1)):
 # compiler for an H200. The kernel is the one that you wrote.
 
 # %%
-from kvlab.standin.real import has_triton, under_triton
+from kvlab.lab.under_triton import has_triton, under_triton
 
 if has_triton():
     for kernel, launch in ((lab.best("naive_kernel"), ours.launch_by_head),

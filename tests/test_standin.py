@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.lab.scenes.attention import make_case
+from kvlab.lab.under_triton import has_triton, under_triton
 from kvlab.standin import OutOfBounds, Race, Spread, record, tl, triton
 from kvlab.standin.decode import (
     attend_gathered,
@@ -16,7 +17,6 @@ from kvlab.standin.decode import (
     paged_attention,
 )
 from kvlab.standin.faults import FAULTS, faulty
-from kvlab.standin.real import has_triton, under_triton
 
 needs_triton = pytest.mark.skipif(not has_triton(), reason="Triton has wheels for Linux only")
 RUNGS = [

@@ -10,10 +10,9 @@
     memory    what an argument's pointers may reach: an access outside is an error, and every access is written down
     language  the operations, tl.load to tl.dot: those that paged attention needs, no more
     launch    @triton.jit, kernel[grid](...), and record(), which counts the bytes that a launch asks for
-    real      the same source under Triton itself, interpreted or compiled
     decode    the decode kernels of lab 10 on it
 
-It needs NumPy alone, so it runs where Triton has no wheel, it is quicker than Triton's interpreter, and it says
+kvlab.lab.under_triton runs the same source under Triton itself. The stand-in needs NumPy alone, so it runs where Triton has no wheel, it is quicker than Triton's interpreter, and it says
 more when something goes wrong. It knows nothing of time, of warps or of how a GPU lays out a block.
 """
 

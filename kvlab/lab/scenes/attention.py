@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvlab.lab.under_triton import compile_report, has_triton
 from kvlab.standin.decode import launch_packed
 from kvlab.standin.launch import Kernel
 from kvlab.standin.memory import Traffic
-from kvlab.standin.real import compile_report, has_triton
 
 KEPT = Path(__file__).parents[1] / "data" / "lab10_compiler.json"
 LINE, SECTOR = 128, 32  # bytes of a cache line, and the piece of it that a GPU reads from memory
