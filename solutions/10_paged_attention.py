@@ -901,8 +901,8 @@ ledger(("where", "the textbook says", "we found", "verdict", "on the condition t
 # 16 bytes, and neighbours on a line are other tokens of the same page: there, small pages do break the lines.
 #
 # **What is missing** is time. L33 A.1 says that paging costs 3 to 5% of a kernel's time; the paper of PagedAttention says 20
-# to 26% for its own kernel. We have measured neither: it takes a GPU, ordered pages against shuffled ones, and none has
-# run for this project yet (`kernels/README.md` says what has run where). What we counted are the bytes asked for; what
+# to 26% for its own kernel. We have measured neither: it takes a GPU. On one, `kvlab bench kernels` reads ordered pages and
+# shuffled ones, and compares; no card has run it for this project yet. What we counted are the bytes asked for; what
 # the caches made of them is not among it.
 #
 # **You have built** the walk of a block table, attention that reads pages in place, online softmax, and a kernel that

@@ -12,8 +12,9 @@
     launch    @triton.jit, kernel[grid](...), and record(), which counts the bytes that a launch asks for
     decode    the decode kernels of lab 10 on it
 
-kvlab.lab.under_triton runs the same source under Triton itself. The stand-in needs NumPy alone, so it runs where Triton has no wheel, it is quicker than Triton's interpreter, and it says
-more when something goes wrong. It knows nothing of time, of warps or of how a GPU lays out a block.
+It needs NumPy alone, so it runs where Triton has no wheel, it is quicker than Triton's interpreter, and it says more when
+something goes wrong. It knows nothing of time, of warps or of how a GPU lays out a block. The same source goes through
+Triton itself with kvlab.lab.under_triton.
 """
 
 from kvlab.standin.launch import record, tl, triton
