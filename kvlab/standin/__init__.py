@@ -12,7 +12,7 @@
     launch    @triton.jit, kernel[grid](...), and record(), which counts the bytes that a launch asks for
     decode    the decode kernels of lab 10 on it
 
-It needs NumPy alone, so it runs where Triton has no wheel, it is quicker than Triton's interpreter, and it says more when
+It needs NumPy alone, so it runs where Triton has no wheel; it is quicker than Triton's interpreter, and says more when
 something goes wrong. It knows nothing of time, of warps or of how a GPU lays out a block. The same source goes through
 Triton itself with kvlab.lab.under_triton.
 """
