@@ -4,9 +4,10 @@
     pass 1   walk 7, 3, 9:  the largest score
     pass 2   walk 7, 3, 9:  weights exp(score - largest), their sum, and the weighted sum of V
 
-As in L33 2.3: look up the physical block, then load its tokens; no copy is made. (One pass, as there, comes with rung 4.)
-Two costs remain, and the next two rungs remove them: K is read twice, because softmax (the numerically safe one) must
-know the largest score before it adds up weights; and the G query heads that share a KV head each read it for themselves.
+As in L33 2.3: look up the physical block, then load its tokens, and copy nothing. (The text's kernel makes one pass, as
+rung 4 does.) Two costs remain, and the next two rungs remove them: K is read twice, because softmax (the numerically
+safe one) must know the largest score before it adds up weights; and the G query heads that share a KV head each read it
+for themselves.
 
 The scores carry a factor log2(e) so that exp becomes exp2, which is what the hardware has.
 """
