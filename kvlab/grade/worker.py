@@ -62,7 +62,7 @@ def encode(value, depth=0):
         return {"bytes": value.hex()}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist(), depth + 1)
-    raise NotPlain("a generator" if kind.__name__ == "generator" else f"an object of class {kind.__name__}")
+    raise NotPlain(f"an object of class {kind.__name__}")
 
 
 def decode(value):
