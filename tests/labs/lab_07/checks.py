@@ -304,7 +304,7 @@ class StepBounds(Exercise):
         if not isinstance(got, list) or len(got) != 2 or any(type(number) is not int for number in got):
             return say("Return two whole numbers: the fewest steps of any schedule, and the most of a continuous one.")
         if got == expected[::-1]:
-            return say("The two are right, and change places: (fewest, most).")
+            return say("Both are right, in the wrong order: (fewest, most).")
         if got[0] < expected[0]:
             return say("No schedule is shorter than its longest request, and in one step the seats give num_seats tokens at "
                        "most. A part of a step is a step: round up.")  # fmt: skip
