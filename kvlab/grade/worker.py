@@ -52,7 +52,7 @@ def encode(value, depth=0):
         return value
     if depth > 12:
         raise NotPlain("a value nested more than 12 deep")
-    if kind in (list, tuple):
+    if kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):  # a namedtuple is a tuple
         return [encode(item, depth + 1) for item in value]
     if kind in (set, frozenset):
         return {"set": sorted((encode(item, depth + 1) for item in value), key=repr)}

@@ -45,6 +45,7 @@ class Lab:
         self._guesses: dict[str, tuple[Any, str]] = {}
         self.results: dict[str, Result] = {}
         self._graded: dict[tuple[str, str], Result] = {}  # by exercise and the source of what it defines
+        self._told: set[tuple[str, int]] = set()  # in which run of a cell ours was said to be used, by exercise
         self._collected: dict[str, tuple[list[str], Definitions]] = {}  # by exercise: of which cells
         self._show_start()
 
@@ -131,7 +132,7 @@ class Lab:
         result = run_beside_ours(self.parts(), **options)
         parts, good = ", ".join(result.replaced), result.same_tokens if result.replaced else None
         if good is None:
-            head = say("Nothing of yours is solved yet: this is our engine, twice.")
+            head = say("No part of yours passes its check yet: this is our engine, twice.")
         elif good:
             head = say("The engine ran on your {parts}: every token is right.", parts=parts)
         elif result.yours.error:
@@ -149,13 +150,17 @@ class Lab:
         return result
 
     def _solved(self, exercise: Exercise) -> bool:
-        """Whether what the exercise defines is written and passes its check; says so if it is written and does not."""
+        """Whether what the exercise defines is written and passes its check.
+
+        Says so, once in each run of a cell, if it is written and does not: what follows then shows ours.
+        """
         names = self._names()
         found = self._collect(exercise)
         if found.missing or found.is_stub or not all(name in names for name in exercise.defines):
             return False
-        graded_before = (exercise.name, found.text) in self._graded
-        if not (result := self._grade(exercise)).passed and not graded_before:
+        now = exercise.name, len(self._cells())
+        if not (result := self._grade(exercise)).passed and now not in self._told:
+            self._told.add(now)
             names = ", ".join(exercise.defines)
             text = say("Your {names} does not pass its check yet, so ours is used here.", names=names)
             _show(self._say(text), good=False)

@@ -24,7 +24,7 @@ EVENTS = {
     "schedule": "it takes a seat, and this step computes some of its tokens",
     "recompute": "it must make way, and its K/V is dropped",
     "swap": "it must make way, and its K/V is copied to the CPU's memory",
-    "lose": "its K/V in the CPU's memory turns out to be useless: the copy failed",
+    "lose": "while it waits there, its K/V in the CPU's memory turns out to be of no use",
     "stop": "the token that it has just got is one that ends it",
     "length": "the token that it has just got is the last one that it may have",
     "abort": "its user has gone",

@@ -41,7 +41,7 @@ def seat_chart(ax: Any, turns: Sequence[Turn], num_seats: int, *, until: int | N
             continue
         hue = HUES[number % len(HUES)]
         ax.add_patch(Rectangle((start, seat + 0.1), stop - start, 0.8, facecolor=hue, edgecolor=INK, lw=1))
-        if stop - start >= width / 60:
+        if stop - start >= width / 60 * len(letter(number)):
             ax.text((start + stop) / 2, seat + 0.5, letter(number), ha="center", va="center", fontsize=11,
                     color="white" if hue in DARK else "black")  # fmt: skip
         if end <= shown:

@@ -6,7 +6,7 @@ from math import isclose
 
 from hypothesis import strategies as st
 
-from kvlab.grade import Exercise, LabInfo, Trace, calls, say
+from kvlab.grade import Exercise, LabInfo, OneOf, Trace, calls, say
 from kvlab.primer import GPUS
 from kvlab.sizing import GB, model_shape
 
@@ -111,6 +111,8 @@ class GhostIdle(Exercise):
         if got[1] != expected.whole[1] or not isinstance(got[1], int):
             return say("An idle seat-step is one seat in one step in which it brings no token. A request of length n in a "
                        "batch of s steps is idle for s - n of them. It is a whole number.")  # fmt: skip
+        if got[2] in [round(expected.about[0], digits) for digits in range(1, 10)]:
+            return say("The share is right, but rounded: leave it as the division gives it.")
         return say("The share is idle seat-steps over ALL seat-steps of the batch, busy and idle. Not over the busy ones, "
                    "and not in percent.")  # fmt: skip
 
@@ -127,12 +129,27 @@ def misshapen(got, expected):
         return CHANGED
     if not isinstance(got, list) or any(not isinstance(turn, list) or len(turn) != 3 for turn in got):
         return say("Return a list with three whole numbers for each request: (seat, start, end).")
+    if any(type(number) is not int for turn in got for number in turn):
+        return say("(seat, start, end) are three whole numbers: seat 0 and step 3, not 3.0 and not 'seat 0'.")
     if len(got) != len(expected):
         return say("One entry for each request, also for those in a last batch that is not full.")
+    if any([[turn[i] for i in order] for turn in got] == expected for order in itertools.permutations(range(3))):
+        return say("The three numbers are right, in another order: (seat, start, end).")
+    if [[seat, start, start + length] for seat, start, length in got] == expected:
+        return say("The third number is `end`, the step after the last one: start + length, and not the length.")
     for (_, start, end), (_, right_start, right_end) in zip(got, expected, strict=True):
         if end - start != right_end - right_start:
             return say("A request of length n runs in n steps: start, start + 1, ..., start + n - 1. `end` is the step "
                        "after its last one, so end - start is its length. And entry i is request i: keep the order.")
+    return None
+
+
+def unfinished(error, message):
+    """An exception of a schedule, where it has a well-known reason."""
+    if error == "NotPlain" and "generator" in message:
+        return say("Return a list. list(...) makes one of a generator; or append to a list in the place of `yield`.")
+    if error == "IndexError":
+        return say("There may be fewer requests than seats, and none at all.")
     return None
 
 
@@ -179,6 +196,9 @@ class StaticSchedule(Exercise):
                        "one seat 1, and so on.")  # fmt: skip
         return say("Requests enter num_seats at a time, in order, all in the same step. The next ones begin in the step "
                    "in which the LONGEST of the batch has ended (its `end`), not the first one, not the last one.")
+
+    def explain_error(self, op, expected, error, message):
+        return unfinished(error, message)
 
 
 class ContinuousSchedule(Exercise):
@@ -230,17 +250,21 @@ class ContinuousSchedule(Exercise):
         return say("A seat whose request has got its last token in step 7 has `end` 8, and the next request starts in step "
                    "8: at once, not a step later, and whatever the others are doing.")  # fmt: skip
 
+    def explain_error(self, op, expected, error, message):
+        return unfinished(error, message)
+
 
 class StepBounds(Exercise):
     """Two bounds: no schedule is shorter, no queue makes it longer."""
 
-    name, points, minutes, section = "step_bounds", 2, 10, "L33 3.2, 7.2"
+    name, points, minutes, section = "step_bounds", 2, 12, "L33 3.2, 7.2"
+    stretch = True
     defines = ("step_bounds",)
     ours = {"step_bounds": PAPER + "step_bounds"}
     driver = "PaperDriver"
     hints = (
-        say("Fewest: two reasons, each gives a number, and both must be met. Most: when does the longest request start at "
-            "the latest, if all others have kept every seat busy until then?"),
+        say("Fewest: two reasons, each gives a number, and both must be met. Most: how many whole steps can all seats be "
+            "busy, if the tokens of all others are spread evenly? So long the longest one waits, at most."),
         say("Fewest: all tokens over num_seats, rounded UP, and the longest request; the larger of the two. Most: the "
             "tokens of the others over num_seats, rounded DOWN, and then the longest request."),
         say("total, longest = sum(lengths), max(lengths). Rounded up: -(-total // num_seats). The latest start: (total - "
@@ -279,17 +303,26 @@ class StepBounds(Exercise):
             return CHANGED
         if not isinstance(got, list) or len(got) != 2 or any(type(number) is not int for number in got):
             return say("Return two whole numbers: the fewest steps of any schedule, and the most of a continuous one.")
-        if got[0] != expected[0]:
+        if got == expected[::-1]:
+            return say("Both are right, in the wrong order: (fewest, most).")
+        if got[0] < expected[0]:
             return say("No schedule is shorter than its longest request, and in one step the seats give num_seats tokens at "
                        "most. A part of a step is a step: round up.")  # fmt: skip
-        return say("The longest request starts at the latest when all others have kept every seat busy: (their tokens) // "
+        if got[0] > expected[0]:
+            return say("Too high. The bound asks for two things only: room for all tokens in whole steps (6 tokens on 2 "
+                       "seats need 3 steps, not 4), and the longest request. It is no schedule: whether one reaches it is "
+                       "another question.")  # fmt: skip
+        if got[1] < expected[1]:
+            return say("Too low for a bound that holds for every order, and is computed without any schedule: all tokens "
+                       "but those of ONE longest request, over num_seats, rounded down; then that request.")  # fmt: skip
+        return say("Too high. The longest request waits while every seat is busy with the others: (their tokens) // "
                    "num_seats whole steps. One step more, and a seat would have been free before.")  # fmt: skip
 
 
 class Admission(Exercise):
     """Who may enter: two rules of one line."""
 
-    name, points, minutes, section = "admit", 2, 8, "L33 3.1, 3.2"
+    name, points, minutes, section = "admission", 2, 8, "L33 3.1, 3.2"
     defines = ("admit", "admit_static")
     ours = {"admit": POLICY + "admit", "admit_static": POLICY + "admit_static"}
     bars = (POLICY + "Policies.admit",)
@@ -313,6 +346,8 @@ class Admission(Exercise):
         Trace((), (("admit_static", 4, 4, True),), why=say("The batch is still forming, and full.")),
         Trace((), (("admit_static", 6, 4, True), ("admit_static", 0, 4, False), ("admit", 0, 4, False))),
         Trace((), (("admit", 1, 1, True), ("admit", 0, 1, True), ("admit_static", 0, 1, True))),
+        Trace((), (("admit", 999, 1000, False), ("admit", 1000, 1000, False), ("admit_static", 999, 1000, True),
+                   ("admit_static", 1000, 1000, True)), why=say("There may be any number of seats.")),
     )  # fmt: skip
 
     class Oracle:
@@ -337,6 +372,9 @@ class Admission(Exercise):
         if got:
             return say("Yes here means one sequence too many, or one that comes too late for its batch.")
         return say("No here means a seat that stays empty while somebody waits for it.")
+
+
+SCRIPTS = {"no to the first question": (False,), "no to the second question": (True, False), "only once": (True,)}
 
 
 class Serve(Exercise):
@@ -380,12 +418,41 @@ class Serve(Exercise):
         one("serve", [[0, 1]], 1, "half of the seats"),
         one("serve", [[0, 2], [0, 1], [0, 1], [1, 3]], 4, "two to a batch"),
         one("serve", [[0, 3], [0, 1], [1, 1], [1, 2], [9, 1]], 3, "continuous"),
+        one("serve", [[0, 2], [0, 2], [0, 2]], 3, "no to the second question",
+            why=say("After a no there are no more questions in this step: nobody overtakes, and nobody is asked about "
+                    "twice.")),
+        one("serve", [[0, 7], [5, 1]], 2, "no to the second question",
+            why=say("In step 0 nobody else has arrived: there is nobody to ask about. The second question comes in step 5.")),
+        one("serve", [[3, 1]], 1, "no to the second question",
+            why=say("Before step 3 nobody waits, so there is nothing to ask. The first question is answered with yes.")),
+        one("serve", [[0, 1]], 1, "no to the first question", why=say("Ask once. A no to somebody who has arrived, while "
+                                                                      "nobody runs, is Stuck.")),
+        one("serve", [[0, 1], [0, 1]], 1, "only once", why=say("After the first request nobody is ever let in.")),
+        one("serve", [[0, 20_000], [0, 1]], 1, "continuous", why=say("An answer may be long.")),
+        one("serve", [[0, 1], [20_000, 1]], 1, "static", why=say("The next one may come late.")),
     )  # fmt: skip
 
     class Oracle:
-        """Jumps from event to event: an end, or an arrival. Nothing is decided in between."""
+        """Jumps from event to event: an end, or an arrival. Nothing is decided in between.
+
+        A rule that counts its questions is asked in every step, or at every event: the loop may do either.
+        """
 
         def serve(self, requests, num_seats, policy):
+            if policy not in SCRIPTS:
+                return self.play(requests, num_seats, policy, every_step=False)
+            found = []
+            for every_step in (True, False):
+                try:
+                    found.append(self.play(requests, num_seats, policy, every_step))
+                except Stuck as error:
+                    found.append(error)
+            if isinstance(found[0], Stuck):
+                raise found[0]
+            return found[0] if found[0] == found[1] else OneOf(tuple(found))
+
+        def play(self, requests, num_seats, policy, every_step):
+            script = iter(SCRIPTS.get(policy, ()))
             rules = {
                 "continuous": lambda n, forming: n < num_seats,
                 "static": lambda n, forming: forming and n < num_seats,
@@ -395,6 +462,9 @@ class Serve(Exercise):
                 "never first": lambda n, forming: not forming and n < num_seats,
                 "everybody": lambda n, forming: True,
                 "nobody": lambda n, forming: False,
+                "no to the first question": lambda n, forming: next(script, True),
+                "no to the second question": lambda n, forming: next(script, True),
+                "only once": lambda n, forming: next(script, False),
             }
             may_enter, found, now = rules[policy], [], 0
             while len(found) < len(requests):
@@ -410,7 +480,7 @@ class Serve(Exercise):
                 arrival = requests[len(found)][0]
                 if not runs and arrival <= now:
                     raise Stuck
-                now = min([*runs, *([arrival] if arrival > now else [])])
+                now = now + 1 if every_step else min([*runs, *([arrival] if arrival > now else [])])
             return found
 
     def traces(self):
@@ -428,8 +498,13 @@ class Serve(Exercise):
         if changed(got):
             return CHANGED
         if isinstance(got, str) and got.startswith("asked "):
-            return say("Ask admit(num_running, num_seats, batch_is_forming): how many run now (a whole number), the seats "
+            return say("Ask admit(num_running, max_num_seqs, batch_is_forming): how many run now (a whole number), the seats "
                        "that there are, and True or False.")  # fmt: skip
+        if isinstance(got, str) and "another Stuck" in got:
+            return say("Raise the Stuck that the cell above imports: whoever calls waits for that one.")
+        if isinstance(expected, OneOf):
+            return say("The rule says yes, no, and from then on always yes. So this shows when it was asked: about the first "
+                       "who waits and has arrived, until it says no, and then not again in this step.")  # fmt: skip
         if expected == "Stuck":
             return say("Somebody has arrived, nobody runs, and admit says no. Nothing that it is told will ever change, so "
                        "it will always say no: raise Stuck.")  # fmt: skip
@@ -445,6 +520,10 @@ class Serve(Exercise):
             if mine[0] < right[0]:
                 return say("A request starts too early. Whoever got a token in this step is still in its seat; the batch "
                            "is forming only in a step that begins with all seats empty.")  # fmt: skip
+            if mine[0] > right[0] and op[3] in ("static", "two to a batch"):
+                return say("A request starts too late. If all seats are empty when a step begins, the batch is forming for "
+                           "this whole step, also after the first one has entered: work it out once, before anybody "
+                           "enters. And all who have arrived are asked about, one after the other, until admit says no.")
             if mine[0] > right[0]:
                 return say("A request starts too late. In each step, all who have arrived may enter, one after the other, "
                            "until admit says no; and a seat is free in the step after its request's last token.")
@@ -453,7 +532,8 @@ class Serve(Exercise):
     def explain_error(self, op, expected, error, message):
         if error == "Stuck":
             return say("Nobody runs, and that is fine: somebody will arrive, or admit would say yes. You are stuck only if "
-                       "somebody HAS arrived, nobody runs, and admit says no.")  # fmt: skip
+                       "somebody HAS arrived, nobody runs, and admit says no. If that seems to be so, look at what you tell "
+                       "admit: num_running are those who sit NOW, not all who have ever entered.")  # fmt: skip
         return None
 
 
@@ -463,6 +543,10 @@ class Stuck(Exception):
 
 STATUSES = ("waiting", "running", "preempted", "swapped", "stop", "length", "abort", "error")
 EVENTS = ("schedule", "recompute", "swap", "lose", "stop", "length", "abort", "error")
+
+
+UNKNOWN_WORD = say("A word that is none of them is refused, whatever the other word is: abort and error too come only to the "
+                   "four states before the end.")  # fmt: skip
 
 
 class NextStatus(Exercise):
@@ -498,8 +582,12 @@ class NextStatus(Exercise):
               why=say("Its K/V is gone, and all its tokens must be computed again. Which state says so?")),
         Trace((), (("next_status", "stop", "abort"), ("next_status", "error", "error")),
               why=say("It has ended. A user who leaves now changes nothing: whoever calls must look first.")),
-        Trace((), (("next_status", "running", "dance"), ("next_status", "sleeping", "schedule")),
-              why=say("A word that is none of them is refused, too.")),
+        Trace((), (("next_status", "running", "dance"), ("next_status", "sleeping", "schedule"),
+                   ("next_status", "sleeping", "abort"), ("next_status", "sleeping", "error")), why=UNKNOWN_WORD),
+        *(Trace((), tuple(("next_status", status, event) for event in EVENTS), why=UNKNOWN_WORD)
+          for status in ("sleeping", "", "wait", "Waiting", "run", *sorted(set(EVENTS) - set(STATUSES)))),
+        *(Trace((), tuple(("next_status", status, event) for status in STATUSES), why=UNKNOWN_WORD)
+          for event in ("dance", "", "Stop", "s", *sorted(set(STATUSES) - set(EVENTS)))),
         *(one("next_status", status, event) for status, event in itertools.product(STATUSES, EVENTS)),
     )  # fmt: skip
 
@@ -603,8 +691,10 @@ class FullMemory(Exercise):
                        "Only whole requests fit: a whole number, rounded down.")  # fmt: skip
         if not got[0]:
             return say("If not one fits, nothing runs: (0, 0.0, 0.0).")
+        if type(got[1]) in (int, float) and isclose(got[1], 1000 * expected.about[0], rel_tol=1e-6):
+            return say("Those are milliseconds. The step's time is in seconds, as step_seconds gives it.")
         if type(got[1]) not in (int, float) or not isclose(got[1], expected.about[0], rel_tol=1e-6):
-            return say("The step has one pair for each request that fits: (1, context). What is reserved and not written "
-                       "is not read.")  # fmt: skip
+            return say("As many fit as you say, but the time of their step is another: it is step_seconds(gpu, shape, step), "
+                       "with one pair (1, context) for each of them. What is reserved and not written is not read.")
         return say("The share: operations of the step, over what the chip could do in these seconds (peak_flops a second). "
                    "From 0 to 1.")  # fmt: skip

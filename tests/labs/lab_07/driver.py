@@ -1,6 +1,7 @@
 """Lab 07: drives the student's functions with plain values. Runs in the child process."""
 
 from kvlab.primer import GPUS
+from kvlab.schedule.on_paper import Stuck
 from kvlab.sizing import model_shape
 
 POLICIES = {
@@ -12,6 +13,11 @@ POLICIES = {
     "never first": lambda n, seats, forming: not forming and n < seats,
     "everybody": lambda n, seats, forming: True,
     "nobody": lambda n, seats, forming: False,
+}
+SCRIPTS = {  # the first answers, and all that follow
+    "no to the first question": ([False], True),
+    "no to the second question": ([True, False], True),
+    "only once": ([True], False),
 }
 
 
@@ -46,18 +52,26 @@ class ServeDriver:
         self.student, self.complaint = student, ""
 
     def serve(self, requests, num_seats, policy):
-        decide = POLICIES[policy]
+        first, rest = SCRIPTS.get(policy, ((), None))
+        answers = iter(first)
 
-        def admit(num_running, seats, batch_is_forming):
-            if type(num_running) is not int or type(batch_is_forming) is not bool or seats != num_seats:
-                asked = f"admit({num_running!r}, {seats!r}, {batch_is_forming!r})"
+        def admit(num_running, max_num_seqs, batch_is_forming):
+            if type(num_running) is not int or type(batch_is_forming) is not bool or max_num_seqs != num_seats:
+                asked = f"admit({num_running!r}, {max_num_seqs!r}, {batch_is_forming!r})"
                 self.complaint = self.complaint or f"asked {asked}"[:120]
                 return True
-            return decide(num_running, seats, batch_is_forming)
+            if policy in SCRIPTS:
+                return next(answers, rest)
+            return POLICIES[policy](num_running, max_num_seqs, batch_is_forming)
 
         before = [tuple(request) for request in requests]
         given = list(before)
-        found = self.student.serve(given, num_seats, admit)
+        try:
+            found = self.student.serve(given, num_seats, admit)
+        except Exception as error:
+            if type(error).__name__ == "Stuck" and not isinstance(error, Stuck):
+                return "raised another Stuck than the one that was imported"
+            raise
         return self.complaint or (found if given == before else "serve has changed the list `requests`")
 
 

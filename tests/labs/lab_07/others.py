@@ -92,6 +92,24 @@ _JUMPS = """
 def serve(requests, num_seats, admit):
     turns, step = [], 0
     while len(turns) < len(requests):
+        ends = [end for _, end in turns if end > step]
+        forming, said_no = not ends, False
+        while len(turns) < len(requests) and requests[len(turns)][0] <= step and not said_no:
+            if admit(len(ends), num_seats, forming):
+                turns.append((step, step + requests[len(turns)][1]))
+                ends.append(turns[-1][1])
+            else:
+                said_no = True
+        if said_no and not ends:
+            raise Stuck
+        coming = [arrival for arrival, _ in requests[len(turns) : len(turns) + 1] if arrival > step]
+        step = min(ends + coming, default=step)
+    return turns
+"""
+_BUSY = """
+def serve(requests, num_seats, admit):
+    turns, step = [], 0
+    while len(turns) < len(requests):
         busy = sum(end > step for _, end in turns)
         forming = busy == 0
         while len(turns) < len(requests) and requests[len(turns)][0] <= step:
@@ -137,6 +155,11 @@ def full_memory(gpu, shape, kv_bytes, context, reserve):
 CORRECT = {
     "ghost_idle": {
         "one request at a time": _GHOST,
+        "a namedtuple": _changed(
+            "from collections import namedtuple\n\nGhost = namedtuple('Ghost', 'steps idle share')\n" + _GHOST,
+            "return longest, idle, idle / (longest * len(lengths))",
+            "return Ghost(longest, idle, idle / (longest * len(lengths)))",
+        ),
         "the share first": """
 def ghost_idle(lengths):
     steps = max(lengths)
@@ -166,7 +189,7 @@ def step_bounds(lengths, num_seats):
     return max(fewest, longest), longest + (total - longest) // num_seats
 """,
     },
-    "admit": {
+    "admission": {
         "with an if": _ADMIT,
         "both by hand": """
 def admit(num_running, max_num_seqs, batch_is_forming):
@@ -176,7 +199,16 @@ def admit_static(num_running, max_num_seqs, batch_is_forming):
     return all([batch_is_forming, num_running < max_num_seqs])
 """,
     },
-    "serve": {"a list of ends": _SERVE, "counts who is busy": _JUMPS},
+    "serve": {
+        "a list of ends": _SERVE,
+        "counts who is busy": _BUSY,
+        "from event to event": _JUMPS,
+        "by keyword": _changed(
+            _SERVE,
+            "admit(len(running), num_seats, forming)",
+            "admit(num_running=len(running), max_num_seqs=num_seats, batch_is_forming=forming)",
+        ),
+    },
     "next_status": {
         "by event": _STATUS,
         "a chain of ifs": """
@@ -290,6 +322,18 @@ def static_schedule(lengths, num_seats):
 """,
     },
     "continuous_schedule": {
+        "start, end, seat": _changed(
+            _CONTINUOUS, "turns.append((seat, start, start + length))", "turns.append((start, start + length, seat))"
+        ),
+        "seat, start, length": _changed(
+            _CONTINUOUS, "turns.append((seat, start, start + length))", "turns.append((seat, start, length))"
+        ),
+        "times as floats": _changed(
+            _CONTINUOUS, "turns.append((seat, start,", "turns.append((seat, float(start),"
+        ),
+        "as many requests as seats": _changed(
+            _CONTINUOUS, "    turns = []", "    lengths[num_seats - 1]\n    turns = []"
+        ),
         "a step late": _changed(
             _CONTINUOUS, "heapq.heappush(free, (start + length,", "heapq.heappush(free, (start + length + 1,"
         ),
@@ -373,6 +417,19 @@ def continuous_schedule(lengths, num_seats):
     "step_bounds": {
         "rounded down": _changed(_BOUNDS, "ceil(sum(ordered) / num_seats)", "sum(ordered) // num_seats"),
         "a float": _changed(_BOUNDS, "ceil(sum(ordered) / num_seats)", "sum(ordered) / num_seats"),
+        "a schedule in the place of a bound": """
+def step_bounds(lengths, num_seats):
+    free = [0] * num_seats
+    for length in sorted(lengths, reverse=True):
+        free[free.index(min(free))] += length
+    return max(free), (sum(lengths) - max(lengths)) // num_seats + max(lengths)
+""",
+        "all longest ones left out": """
+def step_bounds(lengths, num_seats):
+    longest = max(lengths)
+    others = sum(length for length in lengths if length != longest)
+    return max(-(-sum(lengths) // num_seats), longest), others // num_seats + longest
+""",
         "always one more": _changed(_BOUNDS, "ceil(sum(ordered) / num_seats)", "sum(ordered) // num_seats + 1"),
         "no longest": _changed(
             _BOUNDS, "max(ceil(sum(ordered) / num_seats), ordered[-1])", "ceil(sum(ordered) / num_seats)"
@@ -414,7 +471,7 @@ def step_bounds(lengths, num_seats):
             _BOUNDS, "sum(ordered) / num_seats", "sum(ordered) / min(num_seats, len(ordered) - 1 or 1)"
         ),
     },
-    "admit": {
+    "admission": {
         "one too many": _changed(_ADMIT, ">= 1", ">= 0"),
         "one too few": _changed(_ADMIT, ">= 1", "> 1"),
         "not equal": _changed(_ADMIT, "max_num_seqs - num_running >= 1", "num_running != max_num_seqs"),
@@ -449,6 +506,9 @@ def step_bounds(lengths, num_seats):
             _ADMIT,
             "return max_num_seqs - num_running >= 1",
             "return max_num_seqs - num_running >= 1 and (num_running > 0 or batch_is_forming)",
+        ),
+        "at most 256": _changed(
+            _ADMIT, "max_num_seqs - num_running >= 1", "num_running < min(256, max_num_seqs)"
         ),
         "four seats": _changed(_ADMIT, "max_num_seqs - num_running >= 1", "num_running < 4"),
     },
@@ -534,6 +594,74 @@ def serve(requests, num_seats, admit):
         step += 1
     return turns
 """,
+        "overtakes after a no": """
+def serve(requests, num_seats, admit):
+    turns, running, step = [None] * len(requests), [], 0
+    waiting = list(range(len(requests)))
+    while waiting:
+        running = [end for end in running if end > step]
+        forming, arrived = not running, [i for i in waiting if requests[i][0] <= step]
+        for i in arrived:
+            if admit(len(running), num_seats, forming):
+                waiting.remove(i)
+                turns[i] = (step, step + requests[i][1])
+                running.append(turns[i][1])
+        if arrived and not running:
+            raise Stuck
+        step += 1
+    return turns
+""",
+        "asks again after a no": """
+def serve(requests, num_seats, admit):
+    turns, running, step = [], [], 0
+    while len(turns) < len(requests):
+        running = [end for end in running if end > step]
+        forming = not running
+        for _ in range(num_seats + 1):
+            if len(turns) < len(requests) and requests[len(turns)][0] <= step:
+                if admit(len(running), num_seats, forming):
+                    turns.append((step, step + requests[len(turns)][1]))
+                    running.append(turns[-1][1])
+        if len(turns) < len(requests) and requests[len(turns)][0] <= step and not running:
+            raise Stuck
+        step += 1
+    return turns
+""",
+        "asks twice about each": _changed(
+            _SERVE,
+            "and admit(len(running), num_seats, forming)",
+            "and admit(len(running), num_seats, forming) and admit(len(running), num_seats, forming)",
+        ),
+        "asks about who has not arrived": _changed(
+            _SERVE,
+            "waiting[0][1][0] <= step and admit(len(running), num_seats, forming)",
+            "admit(len(running), num_seats, forming) and waiting[0][1][0] <= step",
+        ),
+        "asks while nobody waits": _changed(
+            _SERVE,
+            "        step += 1\n",
+            "        if not running and not admit(0, num_seats, True):\n            raise Stuck\n        step += 1\n",
+        ),
+        "asks once more before it is stuck": _changed(
+            _SERVE,
+            "waiting[0][1][0] <= step:\n            raise",
+            "waiting[0][1][0] <= step and not admit(0, num_seats, True):\n            raise",
+        ),
+        "stuck only if nobody has ever run": _changed(
+            _SERVE,
+            "            raise Stuck\n",
+            "            if turns[0] is None:\n                raise Stuck\n            return turns\n",
+        ),
+        "gives up after a thousand steps": _changed(
+            _SERVE, "while waiting or running:", "while (waiting or running) and step < 1000:"
+        ),
+        "gives up after ten thousand steps": _changed(
+            _SERVE, "while waiting or running:", "while (waiting or running) and step < 10_000:"
+        ),
+        "a Stuck of its own": "class Stuck(Exception):\n    pass\n\n" + _SERVE,
+        "counts all who have entered": _changed(
+            _SERVE, "admit(len(running), num_seats, forming)", "admit(len(requests) - len(waiting), num_seats, forming)"
+        ),
         "last step in place of end": _changed(
             _SERVE, "turns[i] = (step, step + length)", "turns[i] = (step, step + length - 1)"
         ),
@@ -626,6 +754,30 @@ def next_status(status, event):
             "    assert status in before, (status, event)",
         ),
         "waiting can be swapped": _changed(_STATUS, '"swap": (("running",)', '"swap": (("running", "waiting")'),
+        "an unknown status is aborted": """
+def next_status(status, event):
+    if event in ("abort", "error") and status not in ("stop", "length", "abort", "error"):
+        return event
+    if status in ("waiting", "preempted", "swapped") and event == "schedule":
+        return "running"
+    if status == "running" and event in ("stop", "length", "recompute", "swap"):
+        return {"recompute": "preempted", "swap": "swapped"}.get(event, event)
+    if (status, event) == ("swapped", "lose"):
+        return "preempted"
+    raise ValueError(f"{status} {event}")
+""",
+        "a piece of a word is enough": _changed(
+            _STATUS, "if status not in before:", "if not any(status in one for one in before):"
+        ),
+        "big letters": _changed(_STATUS, "    before, after", "    status = status.lower()\n    before, after"),
+        "an event for a status": _changed(
+            _STATUS, "    before, after", '    status = "swapped" if status == "swap" else status\n    before, after'
+        ),
+        "a piece of an event": _changed(
+            _STATUS,
+            "RULES.get(event, ((), None))",
+            "next((rule for name, rule in RULES.items() if name.startswith(event)), ((), None))",
+        ),
         "preempted can be lost": _changed(_STATUS, '"lose": (("swapped",)', '"lose": (("swapped", "preempted")'),
     },
     "full_memory": {
