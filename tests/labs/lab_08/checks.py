@@ -433,10 +433,10 @@ class Knee(Exercise):
             return say("With {n} tokens the arithmetic does not take longer than the reading: less, or just as long. You want "
                        "the first number of tokens with which it takes longer.", n=got)  # fmt: skip
         if got == expected + 1:
-            return say("With one token less the arithmetic takes longer already: you want the first such number.")
+            return say("With one token fewer the arithmetic takes longer already: you want the first such number.")
         _, flops_rate, memory_rate, _, size = op
         if any(got == int(other * flops_rate / (2 * memory_rate)) + 1 for other in (1, 2) if other != size):
-            return say("A weight has {size} bytes here, and all of them are read.", size=size)
+            return say("bytes_per_weight is {size} here: reading takes that many bytes for each weight.", size=size)
         if got in (2 * expected, 2 * expected - 1):
             return say("A token takes 2 FLOP for each weight: a product and a sum.")
         return say("Arithmetic: 2 FLOP a weight for each token. Reading: bytes_per_weight for each weight, once a step, "
