@@ -230,8 +230,8 @@ def grade(
     notebooks: Annotated[list[Path], typer.Argument(help="One or more .ipynb files.")],
     lab_number: Annotated[str | None, typer.Option("--lab", help="If the notebook does not say which it is.")] = None,
     lang: Annotated[str | None, typer.Option(help="en or zh; else the notebook's own.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the results as JSON.")] = None,
-    junit_path: Annotated[Path | None, typer.Option("--junit", help="Write the results as JUnit XML.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write results as JSON, of one notebook.")] = None,
+    junit_path: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML, of one notebook.")] = None,
 ) -> None:
     """Grade notebooks: points and a reason for each exercise. Exit code 1 if a core exercise failed."""
     from kvlab.grade import grade_notebook

@@ -5,12 +5,12 @@
 # out who has to wait for it and for how long, you write the few lines that decide about it, and you put them into the
 # engine.
 #
-# It goes with L33 4.1 to 4.4, and with the budgets of L33 8.2. You need the idea of lab 07, that requests enter and leave
-# between two steps. You do not need to have solved it.
+# It goes with L33 4.1 to 4.4, and with the budgets of L33 8.2. You need the idea of lab 07, that requests enter and
+# leave between two steps. You do not need to have solved it.
 #
-# **Time.** The six core exercises take about 85 minutes, reading and looking at the figures another 40. A good place for
-# a break is after exercise 3. Cells that only draw or count are folded away: one click opens them, and you need not read
-# them.
+# **Time.** The six core exercises take about 85 minutes, reading and looking at the figures another 40. A good place
+# for a break is after exercise 3, and another one after exercise 6. Cells that only draw or count are folded away: one
+# click opens them, and you need not read them.
 
 # %%
 from kvlab.lab import Lab
@@ -34,7 +34,7 @@ from kvlab.lab.scenes.chunks import config_of, mixed, whole
 from kvlab.parts import Parts
 from kvlab.sim import Simulator
 
-MODEL = "Llama-3-8B"
+MODEL = "Llama-3-8B"  # Llama-3.1-8B has the same shape, and reads prompts of 128,000 tokens
 TRAFFIC = {"A100": mixed(rate=2.5), "H100": mixed(rate=6)}  # requests a second
 
 
@@ -44,7 +44,7 @@ def serve(config, gpu="A100", plan=None):
     return Simulator(config, GPUCost.of(gpu, MODEL), parts).run(TRAFFIC[gpu])
 
 
-servers = {"X": serve(whole(32_000)), "Y": serve(config_of(512))}
+servers = {"X": serve(config_of(32_000)), "Y": serve(config_of(512))}
 for name, result in servers.items():
     found = result.summary()
     print(f"{name}: {found['output_tokens_per_s']:.0f} tokens a second, "
@@ -68,11 +68,13 @@ for name, result in servers.items():
 #
 # ## A picture: the bulldozer (推土机)
 #
-# What happens on X. To see it large: an H100, a 13B model, 32 readers, and one prompt of 8,000 tokens.
+# What happens on X. To see it large: an H100, a 13B model, 32 readers, and one prompt of 8,000 tokens. (The model has
+# the shape of Llama-2-13B. That model itself stops at 4,096 tokens.)
 #
-# **How to read it.** Each box is one step. It is as wide as the step lasts, and as high as it has tokens. Below, a dot is
-# a token that somebody gets. Red is the longest gap of a reader. The dashed bar is the newcomer's **time to first token**
-# (首字延迟, TTFT).
+# **How to read it.** Each box is one step. It is as wide as the step lasts, and as high as it has tokens. Orange and
+# hatched are tokens of the prompt, blue are decodes. The steps before and after have 32 tokens: at this scale you see
+# no more than a line on the ground. Below, a dot is a token that somebody gets. Red is a reader's longest gap until the
+# newcomer has its first token. The dashed bar is the newcomer's **time to first token** (首字延迟, TTFT).
 
 # %% fold="yes"
 import matplotlib.pyplot as plt
@@ -95,8 +97,9 @@ figure, axes = plt.subplots(2, 1, figsize=(9, 4), layout="constrained", height_r
                             sharex=True)
 draw_scene(axes, bulldozer, None, "One step for the whole prompt")
 axes[1].set(xlim=(-110, 680), xlabel="ms since the newcomer's arrival")
-picture(figure, "Boxes over time. Flat ones of 32 tokens, then one of 8,032 tokens that lasts "
-        f"{bulldozer.worst_gap:.0f} ms, in which no reader gets a token.")
+picture(figure, "Boxes over time: one of 8,032 tokens that lasts "
+        f"{bulldozer.worst_gap:.0f} ms, in which no reader gets a token; before and after it steps of "
+        "32 tokens, too low to be seen.")
 first = bulldozer.steps[0]
 print(f"a step of {len(first.tokens)} decodes: {first.end - first.start:.1f} ms; "
       f"the one with the prompt: {bulldozer.worst_gap:.0f} ms")
@@ -109,15 +112,15 @@ print(f"a step of {len(first.tokens)} decodes: {first.end - first.start:.1f} ms;
 #
 # The cure is known: cut the prompt into chunks, and compute one chunk a step, beside the decodes.
 #
-# First: a step may have 512 tokens. 32 readers decode all the time, one token each in every step. A prompt of 4,000 tokens
-# arrives. After how many steps does it have its first token? (L33 4.2 divides 4000 by 512.)
+# First: a step may have 512 tokens. 32 readers decode all the time, one token each in every step. A prompt of 4,000
+# tokens arrives. After how many steps does it have its first token? (L33 4.2 divides 4000 by 512.)
 #
-# Second: somebody builds this for server X. Prompts are now cut into chunks, and no step has more than 512 tokens. He lets
-# the chunks go first, so that newcomers need not wait, and decodes get what is left. The worst ITL of X was about 3,500
-# ms. What is it now, on the same traffic?
+# Second: a colleague builds this for server X. Prompts are now cut into chunks, and no step has more than 512 tokens.
+# The colleague lets the chunks go first, so that newcomers need not wait, and decodes get what is left. The worst ITL
+# of X was about 3,500 ms. What is it now, on the same traffic?
 #
-# Third: L33 8.2 recommends steps of 2,048 tokens on an H100. In a step with few tokens the GPU waits for its memory, and
-# more tokens cost no time. From how many tokens on do they cost time?
+# Third: L33 8.2 recommends steps of 2,048 tokens on an H100. In a step with few tokens the GPU waits for its memory,
+# and more tokens cost no time. From how many tokens on do they cost time?
 #
 # Replace each `None` by a number, in digits, and run the cell.
 
@@ -137,7 +140,8 @@ lab.predict("knee", None, unit="tokens")
 # | whole: readers + prompt | 3 + 7 | | | | 1 step of 10 tokens |
 # | in chunks: readers + chunk | 3 + 2 | 3 + ? | 3 + ? | 3 + ? | ? steps |
 #
-# Which gap does a reader see, if a token costs a millisecond? And what happens with five readers?
+# Let a token cost a millisecond. How long is a reader's gap when the prompt comes whole, and how long in chunks? And
+# what happens with five readers?
 #
 # Now write down what you did, for any numbers.
 
@@ -167,8 +171,9 @@ check("chunks")
 # %% [markdown]
 # Stuck? `hint("chunks")` gives a nudge, and more if you call it again. It works for every exercise.
 #
-# `lab.best("chunks")` is your function if it passes its check, and ours if not. So you can read on without having solved
-# everything. It looks at the moment when its cell runs: if you solve an exercise later, run the cells below it again.
+# `lab.best("chunks")` is your function if it passes its check, and ours if not. So you can read on without having
+# solved everything. It looks at the moment when its cell runs: if you solve an exercise later, run the cells below it
+# again.
 
 # %%
 cut = lab.best("chunks")
@@ -184,18 +189,20 @@ lab.compare("first token", steps_to_first_token)
 # %% [markdown]
 # (The pencil's gaps: 10 ms in one piece, 5 ms in chunks. Five readers use the budget up, so the prompt never gets in.)
 #
-# The textbook's eight is right when nobody is reading. The readers' tokens come out of the same budget: with 32 of them it
-# takes a step more, and with 500 it takes 334. That is why engines ask for a budget well above the number of seats.
+# The textbook's eight is right where 512 is the size of the *chunk* and the readers' tokens come on top, and also when
+# nobody is reading. In vLLM 512 is the budget, and the readers' tokens come out of it: with 32 of them it takes a step
+# more, and with 500 it takes 334. That is why engines ask for a budget well above the number of **seats** (席位): the
+# requests that may run at once, `max_num_seqs`.
 #
 # ## The model, in five rules
 #
 # 1. **A request is a number.** Its **pending** tokens (待计算) are those that it has, and whose K and V are not computed
-#    yet. A prompt that has just come has all of its tokens pending. Who decodes has 1: the token that came last. There is
-#    no other difference between prefill and decode.
+#    yet. A prompt that has just come has all of its tokens pending. Who decodes has 1: the token that came last. There
+#    is no other difference between prefill and decode.
 # 2. **A step has a budget.** The tokens of all requests together are at most `max_num_batched_tokens`.
 # 3. **A chunk builds on the chunks before it.** Their K and V are in the cache. Nothing is computed twice.
-# 4. **A token comes out** at the end of a step that computes the *last* pending token of a request, and at no other time.
-#    So all chunks but the last one bring nothing.
+# 4. **A token comes out** at the end of a step that computes the *last* pending token of a request, and at no other
+#    time. So all chunks but the last one bring nothing.
 # 5. **Who reads goes first.** Decodes take their tokens before chunks do.
 #
 # A sanity check of rule 3. Here is the small decoder of lab 00. It gets a prompt at once, and then another cache gets
@@ -222,12 +229,14 @@ for sizes in ([4, 4, 2], cut(len(prompt), 5, 2), [1] * len(prompt)):
 # ## Exercise 2: the plan
 #
 # This is the heart of the lab, and of L33 4.4: who gets how many tokens of the next step? The scheduler hands you the
-# pending tokens of all who run, and it takes your numbers as they are.
+# pending tokens of all who run, and does what you answer. (It refuses only what cannot be done, such as more tokens
+# than the budget has.)
 #
 # There is a `limit` besides the budget: the most tokens that one request may get in one step. Usually it is as large as
 # the budget. What it is good for comes later.
 #
-# Work these out before you write: `plan_tokens([1, 7, 1], 5, 5)`. Then `[7, 1, 1]`. Then four decodes and a budget of 2.
+# Work these out before you write: `plan_tokens([1, 7, 1], 5, 5)`. Then `[7, 1, 1]`. Then four decodes and a budget of
+# 2.
 
 # %% ex="plan_tokens"
 def plan_tokens(pending, budget, limit):
@@ -236,7 +245,7 @@ def plan_tokens(pending, budget, limit):
     pending: a list, for each request its number of pending tokens, 0 or more. budget: tokens
     that may be given in all, 0 or more. limit: the most that one request may get, 1 or more.
 
-    Returns a new list of whole numbers, one for each request, in the same order. First all
+    Returns a new list of whole numbers (int), one for each request, in the same order. First all
     with exactly one token pending are served, in order; then all others, in order. Each gets
     as many tokens as it has pending, as far as limit and budget go. Changes nothing.
     """
@@ -285,12 +294,14 @@ def timetable(requests, plan, budget, limit):
     requests: a list of (arrival, prompt, output), in order of arrival. arrival: the first step,
     counted from 0, in which the request may get tokens. prompt: its tokens. output: how many
     tokens it gets before it is gone. Both are 1 or more.
-    plan: a function like your plan_tokens, called plan(pending, budget, limit); it is asked
-    about those who have entered in an earlier step and have not gone. budget, limit: 1 or more.
+    plan: a function like your plan_tokens, called plan(pending, budget, limit). pending is a
+    list with the pending tokens of all who have entered in an earlier step and have not gone,
+    in the order in which they entered. (If there are none, you may ask it or not.)
+    budget, limit: 1 or more.
 
     Returns two lists. Rows: for each step a list of how many tokens each request computes in
-    it, 0 for those who compute none. Came: for each request the list of the steps at whose end
-    it gets a token. Changes nothing.
+    it, 0 for those who compute none; also for a step in which nobody is there yet. Came: for
+    each request the list of the steps at whose end it gets a token. Changes nothing.
     """
     ### BEGIN SOLUTION
     pending = [prompt for _, prompt, _ in requests]
@@ -323,12 +334,13 @@ check("timetable")
 # %% [markdown]
 # ## Watch it: three ways to serve the same four
 #
-# Readers A, B and C, and a newcomer D with a prompt of 12 tokens, who arrives in step 1. The third way is the colleague's
-# from the second prediction: chunks first.
+# Readers A, B and C, and a newcomer D with a prompt of 12 tokens, who arrives in step 1. The third way is the
+# colleague's from the second prediction: chunks first.
 #
-# **How to read it.** A row is a request, a column a step. The number is how many tokens it computes. Orange and hatched
-# is a prompt or a piece of one, blue is a decode, an empty dotted box is a step in which a reader gets nothing. A dot
-# means that a token came. Below each step is the number of its tokens, in bold where the budget is used up.
+# **How to read it.** A row is a request, a column a step. The number is how many tokens it computes. Orange and
+# hatched is a prompt or a piece of one, blue is a decode. A dotted box with a 0 is a step in which somebody inside
+# gets nothing; an empty one is a newcomer who waits outside. A dot means that a token came. Below each step is the
+# number of its tokens, in bold where the budget is used up.
 
 # %%
 table = lab.best("timetable")
@@ -354,7 +366,8 @@ FOUR = [(0, 1, 8)] * 3 + [(1, 12, 3)]
 
 # %% fold="yes"
 WAYS = {"whole prompts": (plan, 20), "decodes first": (plan, 5), "chunks first": (chunks_first, 5)}
-figure, axes = plt.subplots(3, 1, figsize=(9, 7.4), layout="constrained")
+figure, axes = plt.subplots(3, 1, figsize=(9, 7.8), layout="constrained")
+figure.get_layout_engine().set(hspace=0.1)
 for ax, (name, (one, budget)) in zip(axes, WAYS.items(), strict=True):
     rows, came = table(FOUR, one, budget, budget)
     draw.grid(ax, rows, came, FOUR, budget, title=f"{name}. {told(FOUR, came)}")
@@ -365,11 +378,12 @@ picture(figure, "Three timetables. Whole prompts: D computes 12 tokens in step 1
 
 # %% [markdown]
 # **What to look at.** In the first picture nobody misses a step. But step 1 has 15 tokens, and a step with five times
-# the tokens lasts longer: this table does not show the bulldozer, because it has no clock. In the second picture no step
-# is large, and nobody misses one: D pays. In the third one no step is large either, and still A, B and C get nothing in
-# two of them. Cutting the prompt did not help them.
+# the tokens lasts longer: this table does not show the bulldozer, because it has no clock. In the second picture no
+# step is large, and nobody misses one: D pays. In the third one no step is large either, and still A, B and C get
+# nothing in two of them. Cutting the prompt did not help them.
 #
-# Move the slider. From which budget on does D need only one step? What happens at 3? (The slider needs a running kernel.)
+# Move the slider. From which budget on does D need only one step? What happens at 3? (The slider needs a running
+# kernel.)
 
 # %% fold="yes"
 def show_table(budget):
@@ -382,13 +396,18 @@ def show_table(budget):
 
 sliders(show_table, budget=(3, 16, 4),
         alt="Decodes first with a budget of 4: D computes one token a step, in steps 1 to 7; "
-        "when A, B and C have gone, its last five in step 8.")
+        "when A, B and C have gone, four in step 8 and its last one in step 9.")
 
 # %% [markdown]
+# (From 15 on, 3 for the readers and 12 for the prompt. At 3 the readers use all of it, and D waits outside until they
+# have gone. And at 4, look at step 9. The drawing calls D's last token a piece of a prompt. Your plan takes it for a
+# decode. By rule 1 it is right: nobody can tell them apart, and nobody has to.)
+#
 # ## Your table is what the engine does
 #
-# Is it, though? Here is the real scheduler, with its blocks, tables, queues and statistics, in the simulator. Every step
-# takes one second, so that the clock counts steps. 300 random workloads: do its steps equal your table, number by number?
+# Is it, though? Here is the real scheduler, with its blocks, tables, queues and statistics, in the simulator. Every
+# step takes one second, so that the clock counts steps. 300 random workloads: do its steps equal your table, number by
+# number?
 
 # %%
 import random
@@ -403,7 +422,7 @@ for _ in range(300):
     mine = table(requests, plan, budget, limit)
     theirs = on_paper(requests, budget, limit)
     num_steps += len(mine[0])
-    if [list(part) for part in mine] != [list(part) for part in theirs]:
+    if [[list(row) for row in part] for part in mine] != list(theirs):
         differences.append((requests, budget, limit))
 print(f"{num_steps:,} steps compared in 300 workloads; {len(differences)} workloads differ")
 print(*differences[:1], sep="\n")
@@ -413,8 +432,8 @@ print(*differences[:1], sep="\n")
 #
 # ## With a clock
 #
-# Back to the bulldozer: 32 readers, a 13B model, 8,000 tokens. The steps come from the simulator, which runs your plan if
-# you have solved it. Their times come from the cost model. Above: in one piece. Below: a budget of 512 tokens.
+# Back to the bulldozer: 32 readers, a 13B model, 8,000 tokens. The steps come from the simulator, which runs your plan
+# if you have solved it. Their times come from the cost model. Above: in one piece. Below: a budget of 512 tokens.
 
 # %% fold="yes"
 mild = beside(512, cost13, parts=lab.parts(), around=130)
@@ -437,8 +456,8 @@ print(f"tokens that each reader has {mild.ttft:.0f} ms after the arrival: "
       f"{bulldozer.read(mild.ttft)} (whole), {mild.read(mild.ttft)} (512)")
 
 # %% [markdown]
-# **What to look at.** The longest gap is eleven times shorter, and the newcomer waits for nearly half as long again. That
-# is the trade, and you will see it all over this lab.
+# **What to look at.** The longest gap is eleven times shorter, and the newcomer waits for nearly half as long again.
+# That is the trade, and you will see it all over this lab.
 #
 # The last line is the surprise. Chunking looks like a waste: the weights are read in every one of 17 steps instead of
 # once. And yet, at the moment when the newcomer has its first token, each of the 32 readers has *more* than without
@@ -465,12 +484,14 @@ sliders(show_budget, budget=(BUDGETS, "128"),
         alt="A budget of 128: 84 steps, none much longer than one of decodes alone.")
 
 # %% [markdown]
-# Below about 256 the gaps hardly shrink any more. Then a step takes what it takes to read the weights and the K and V, with
-# a chunk or without one. All that a smaller budget still does is to make the newcomer wait.
+# Below about 256 the gaps do not shrink any more. Then a step takes what it takes to read the weights and the K and V,
+# with a chunk or without one. All that a smaller budget still does is to make the newcomer wait. (The gaps even grow a
+# little: the longer the newcomer waits, the more K and V the readers have by then.)
 #
 # ## The order is the cure
 #
-# Now the colleague's server. Whole prompts, chunks with your plan, chunks with his, all on the traffic from the beginning:
+# Now the colleague's server. Whole prompts, chunks with your plan, chunks with the colleague's, all on the traffic
+# from the beginning:
 
 # %%
 PLANS = {"whole prompts": (whole(32_000), None), "512, decodes first": (config_of(512), plan),
@@ -486,13 +507,14 @@ print(f"the longest prompt: {longest:,} tokens, {len(cut(longest, 512, 0))} step
 lab.compare("chunks first", round(worst["512, chunks first"]))
 
 # %% [markdown]
-# The steps are small now, and the worst gap is what it was. The longest prompt takes the whole budget of all its steps,
-# and the readers sit through them. **Chunks bound the length of a step. Only the order bounds the gap of a reader.** And
-# the newcomers gained next to nothing: their TTFT is nearly the same in all three rows.
+# The steps are small now, and the worst gap is what it was. The longest prompt takes the whole budget of all its
+# steps, and the readers sit through them. **Chunks bound the length of a step. Only the order bounds the gap of a
+# reader.** And the newcomers gained little: the median TTFT is nearly the same in all three rows. Only those who wait
+# longest, the p99, have gained about a quarter, and with either order.
 #
-# So far this is the textbook's decision tree, L33 4.4. But open vLLM's V1 scheduler, and you will find no "decodes first"
-# in it. It serves those who run **in the order in which they have entered**, whatever they do. Is that the colleague's
-# mistake?
+# So far this is the textbook's decision tree, L33 4.4. But open vLLM's V1 scheduler, and you will find no "decodes
+# first" in it. It serves those who run **in the order in which they have entered**, whatever they do. Is that the
+# colleague's mistake?
 
 # %%
 def in_order(pending, budget, limit):
@@ -513,17 +535,24 @@ for budget, limit in ((96, None), (512, None), (512, 128)):
 print(f"decodes first and in order: {same} of {compared} tests are equal to the last nanosecond")
 
 # %% [markdown]
-# It comes to the same. Whoever decodes now has entered while there was budget left behind all those before it. And those
-# before it never need more than they did then: a prompt gets shorter, and a decode stays one token. So there is enough for
-# it in every later step.
+# It comes to the same. Try it with a budget of 5. A decodes. Behind it B has 7 tokens of a prompt left, and outside
+# stands C.
+#
+# - This step: A gets 1, B gets 4. Nothing is left, so C stays outside, however short its prompt is.
+# - The next step: A gets 1, B its last 3. One token is left, and C enters with it.
+# - From now on A and B decode. They need 2, where they had 4. So C cannot be crowded out any more.
+#
+# Whoever is inside has entered while there was budget left behind all those before it. And those before it never need
+# more than they did then: a prompt gets shorter, and a decode stays one token. So a decode finds its token in every
+# later step.
 #
 # The rule is a consequence, as long as nobody's demand grows. When does it grow? When a request forks into several
 # sequences that all want to read on (lab 04). You will meet that at the end, in the engine.
 #
 # ## Exercise 4: what a chunk costs
 #
-# Nothing is computed twice, by rule 3. But a chunk of 512 tokens behind 30,000 is not the same work as the first one. Two
-# things count in attention:
+# Nothing is computed twice, by rule 3. But a chunk of 512 tokens behind 30,000 is not the same work as the first one.
+# Two things count in attention:
 #
 # - **pairs**: each token looks at all tokens before it, and at itself. A pair costs arithmetic.
 # - **tokens read**: their K and V must be fetched from memory, once for the chunk.
@@ -560,9 +589,9 @@ for size in (4000, 1024, 512, 128, 16, 1):
     print(f"4,000 tokens in chunks of {size:5,}: {pairs:,} pairs, {read:10,} tokens read")
 
 # %% [markdown]
-# The pairs are the same, to the last one. The tokens read double each time the chunks are halved. Here is the same as a
-# picture. Each row of the triangle is a token, and the row is as long as what it sees. A chunk is a slice of the triangle.
-# The area is the pairs. The lower edge of a slice is what it reads.
+# The pairs are the same, to the last one. The tokens read double each time the chunks are halved. Here is the same as
+# a picture. Each row of the triangle is a token, and the row is as long as what it sees. A chunk is a slice of the
+# triangle. The area is the pairs. The lower edge of a slice is what it reads.
 
 # %% fold="yes"
 figure, axes = plt.subplots(1, 3, figsize=(9.5, 3.7), layout="constrained")
@@ -575,13 +604,21 @@ picture(figure, "The same triangle three times: in one piece, in four slices, in
 # %% [markdown]
 # **What to look at.** Cutting does not change the area. It adds lower edges.
 #
-# And the slices grow. So is the step time flat, as L33 4.2 says? Below is a step with 32 readers and a full chunk of 480
-# tokens, priced for a chunk ever further into a long prompt, for two models on an H100.
+# And the lower edges grow. So is the step time flat, as L33 4.2 says? Below is a step with 32 readers and a full chunk
+# of 480 tokens, priced for a chunk ever further into a long prompt, for two models on an H100. (Of the shapes of
+# Llama-2-13B and Llama-3.1-8B. The 13B's row ends early, because the K and V of more tokens do not fit beside those of
+# the readers.)
 
 # %%
 READERS = [(1, 1000)] * 32  # one new token behind 1,000
 DEPTHS = (0, 3_584, 8_000, 16_000, 32_000, 64_000, 128_000)
 costs = {"Llama-2-13B": cost13, MODEL: GPUCost.of("H100", MODEL)}
+
+
+def fits(cost, computed):
+    """Whether weights and K and V of a prompt and of 32 readers take at most 90% of the memory."""
+    kv_bytes = (computed + 480 + 32 * 1001) * cost.shape.kv_bytes_per_token(2)
+    return cost.shape.weight_bytes(2) + kv_bytes <= 0.9 * cost.gpu.memory
 
 
 def step_ms(cost, chunk, computed):
@@ -591,24 +628,24 @@ def step_ms(cost, chunk, computed):
 
 
 for name, cost in costs.items():
-    times = [step_ms(cost, 480, depth) for depth in DEPTHS]
-    print(f"{name:11}:", ", ".join(f"{depth:,}: {ms:.1f} ms"
-                                   for depth, ms in zip(DEPTHS, times, strict=True)))
+    print(f"{name:11}:", ", ".join(f"{depth:,}: {step_ms(cost, 480, depth):.1f} ms"
+                                   for depth in DEPTHS if fits(cost, depth)))
 
 # %% [markdown]
-# Flat within the textbook's example: up to 3,584 tokens it grows by a few percent. Behind 128,000 tokens the same chunk
-# takes three to five times as long. The budget counts *tokens*. It does not count pairs. So what L33 4.4 calls the rigid
-# bound of a step's work holds for the matrices, where a token is a token, and not for attention. (An engine for very long
-# prompts makes its chunks smaller as it goes, or counts pairs too.)
+# Flat within the textbook's example: up to 3,584 tokens it grows by a few percent. Behind 128,000 tokens the 8B takes
+# nearly five times as long for the same chunk. The budget counts *tokens*. It does not count pairs. So what L33 4.4
+# calls the rigid bound of a step's work holds for the matrices, where a token is a token, and not for attention. (An
+# engine for very long prompts makes its chunks smaller as it goes, or counts pairs too.)
 #
 # ## Exercise 5: the knee (拐点)
 #
 # How small may a budget be? The slider showed that below some size a step gets no shorter. There the step is bound by
-# memory: it waits for the weights, which are read once a step for all tokens. More tokens cost nothing. Above, the step is
-# bound by arithmetic (lab 00's roofline), and every token costs its own time. In between is the knee.
+# memory: it waits for the weights, which are read once a step for all tokens. More tokens cost nothing. Above, the
+# step is bound by arithmetic (lab 00's roofline), and every token costs its own time. In between is the knee.
 #
-# Count the weights of the matrices only. One token takes 2 FLOP for each weight. A step reads every weight once. At how
-# many tokens does the arithmetic take longer than the reading? Do it on paper first. Which of the four numbers drops out?
+# Count the weights of the matrices only. One token takes 2 FLOP for each weight. A step reads every weight once. At
+# how many tokens does the arithmetic take longer than the reading? Do it on paper first. Which of the four numbers
+# drops out?
 
 # %% ex="knee"
 def knee(flops_rate, memory_rate, num_weights, bytes_per_weight):
@@ -643,12 +680,20 @@ one = GPUCost.of("H100", MODEL)
 for size, kind in ((1, "FP8"), (0.5, "4 bits")):
     tokens = knee_of(one.flops_rate, one.memory_rate, one.shape.num_layer_weights, size)
     print(f"H100, weights in {kind}, the same FLOP/s: {tokens} tokens")
+tokens = knee_of(one.gpu.peak_flops, one.gpu.bandwidth, one.shape.num_layer_weights, 2)
+print(f"H100, bf16, at the full rates of the data sheet: {tokens} tokens")
 lab.compare("knee", knees["H100"])
 
 # %% [markdown]
-# The model drops out: a larger one is read for longer and computed for longer. What is left is the GPU's FLOP/s over its
-# bytes/s, as far as they are reached. (The rates are 60% and 80% of the data sheet. That is our estimate, so take the
-# knee as "about 200" on an H100.) Quantised weights are read faster, so their knee comes *earlier*.
+# The model drops out: a larger one is read for longer and computed for longer. What is left is the GPU's FLOP/s over
+# its bytes/s, as far as they are reached. The rates are 60% and 80% of the data sheet. That is our estimate, so take
+# the knee as "about 200" on an H100. L33 3.4 gives 295 FLOP a byte for the H100, which is this same knee at the full
+# rates (the last line; the fewest tokens *above* 295). So if you guessed 295, you have the idea and the data sheet.
+#
+# Quantised weights are read faster, so their knee comes *earlier*, if the FLOP/s stay as they are. (An H100 that also
+# *computes* in FP8 has twice the FLOP/s, and its knee is back where it was.) And the model drops out only if it is
+# **dense**: a mixture of experts (混合专家) reads the weights of all the experts that a step needs, and each token
+# computes with a few of them. Its knee comes later.
 #
 # Now look at it. Left: the time of a step that computes nothing but n tokens of one prompt. Right: tokens per second.
 
@@ -688,16 +733,16 @@ for gpu in LOOKS:
           f"{100 * rates[TEXT_BUDGET[gpu]] / max(rates.values()):.0f}%")
 
 # %% [markdown]
-# So the GPU is busy from about 256 tokens on, on either. Neither 512 nor 2,048 is needed for that. Where do the textbook's
-# numbers come from, then?
+# So the GPU is busy from about 256 tokens on, on either. Neither 512 nor 2,048 is needed for that. Where do the
+# textbook's numbers come from, then?
 #
 # ## Exercise 6: the largest chunk
 #
-# From the other end: from the readers. A service promises, say, 50 ms between two tokens. Then the budget is the number of
-# readers plus the largest chunk with which a step still keeps the promise.
+# From the other end: from the readers. A service promises, say, 50 ms between two tokens. Then the budget is the
+# number of readers plus the largest chunk with which a step still keeps the promise.
 #
-# You get a function `seconds(chunk)`, which may be a cost model, a table of measurements, or the engine itself. Each call
-# is expensive, so ask seldom. One thing you may rely on: with more tokens a step never gets shorter.
+# You get a function `seconds(chunk)`, which may be a cost model, a table of measurements, or the engine itself. Each
+# call is expensive, so ask seldom. One thing you may rely on: with more tokens a step never gets shorter.
 
 # %% ex="largest_chunk"
 def largest_chunk(seconds, limit, most):
@@ -707,7 +752,7 @@ def largest_chunk(seconds, limit, most):
     a chunk takes. It never falls. limit: in the same unit. most: tokens, 1 or more.
 
     Returns a whole number from 1 to `most`, or 0 if even a chunk of 1 takes too long. Calls
-    `seconds` about log2(most) times: 20 times for a million, not a million times.
+    `seconds` about log2(most) times: 10 times for a thousand, 20 times for a million.
     """
     ### BEGIN SOLUTION
     fits, too_long = 0, most + 1
@@ -722,6 +767,9 @@ def largest_chunk(seconds, limit, most):
 
 # %% check="largest_chunk"
 check("largest_chunk")
+
+# %% [markdown]
+# Now the budgets. The step has 32 readers, each behind 1,000 tokens, and one chunk behind 4,000 tokens of its prompt.
 
 # %%
 largest = lab.best("largest_chunk")
@@ -738,17 +786,18 @@ for name in (MODEL, "Llama-2-13B"):
         print(f"{name:11} on {gpu}, 32 readers: budget for {found}")
 
 # %% [markdown]
-# There they are. For an 8B model, 32 readers and a promise of 50 ms, the largest budget is near 512 on an A100 and near
-# 2,048 on an H100. The textbook's numbers are no property of the GPU alone. They fit this kind of model and this promise.
-# For a 13B, or for 20 ms, they are several times too large, and on the A100 some promises cannot be kept at all.
+# There they are. For an 8B model, 32 readers and a promise of 50 ms, the largest budget is near 512 on an A100 and
+# near 2,048 on an H100. The textbook's numbers are no property of the GPU alone. They fit this kind of model and this
+# promise. For a 13B, or for 20 ms, they are two to three times too large, and a 13B cannot keep 20 ms on either GPU:
+# its decodes alone take nearly that long on the H100, and longer on the A100.
 #
 # ## The trade (取舍), measured
 #
 # Two bounds: the knee from below, the readers' patience from above. Between them, every budget is a choice. Here is the
 # traffic of the beginning on both GPUs, with several budgets. One line is your plan, the other one the colleague's.
 #
-# **How to read it.** To the right: readers wait longer (the worst ITL). Upwards: newcomers wait longer (the median TTFT).
-# Down and left is better. The small numbers are budgets.
+# **How to read it.** To the right: readers wait longer (the worst ITL). Upwards: newcomers wait longer (the median
+# TTFT). Down and left is better. The small numbers are budgets; those of chunks first stand behind its name.
 
 # %%
 CURVE = {"decodes first": (plan, (64, 128, 256, 512, 1024, 2048, 8192)),
@@ -765,8 +814,7 @@ for gpu in ("A100", "H100"):
 # %% fold="yes"
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.3), layout="constrained", sharey=True)
 for ax, (gpu, lines) in zip(axes, curves.items(), strict=True):
-    draw.trade(ax, lines, lambda name, budget: name == "decodes first",
-               title=f"{gpu}: the knee is at {knees[gpu]} tokens")
+    draw.trade(ax, lines, title=f"{gpu}: the knee is at {knees[gpu]} tokens")
     ax.set_xlabel("worst ITL, ms")
     draw.plain_ticks(ax, (10, 30, 100, 300, 1000, 3000), (50, 100, 200, 500, 1000, 2000, 5000, 10_000))
     ax.legend(frameon=False, fontsize=10, loc="upper right")
@@ -775,28 +823,29 @@ told_of = [f"{gpu}: from a budget of 64 to 256 and 8,192, TTFT is {points[64][1]
            f"{points[256][1]:.0f} and {points[8192][1]:.0f} ms, the worst ITL {points[64][0]:.0f}, "
            f"{points[256][0]:.0f} and {points[8192][0]:,.0f} ms."
            for gpu, points in ((gpu, lines["decodes first"]) for gpu, lines in curves.items())]
-picture(figure, "Curves like the letter L, and far to the right of them, in a heap, the points of "
-        "chunks first. " + " ".join(told_of))
+picture(figure, "Curves like the letter L, and far to the right of them the points of chunks "
+        "first. " + " ".join(told_of))
 print(*told_of, sep="\n")
 
 # %% [markdown]
-# **What to look at.** The curve is an L, and its corner lies where the knee is. Left of it the newcomers' wait shoots up,
-# because the GPU cannot compute the prompts as fast as they come. To the right of it newcomers gain next to nothing any
-# more, while the readers' worst gap doubles with the budget. The colleague's points all lie in a heap at the far right:
-# whatever his budget, he cannot buy smooth reading with it.
+# **What to look at.** The curve is an L, and its corner lies where the knee is. Left of it the newcomers' wait shoots
+# up, because the GPU cannot compute the prompts as fast as they come. To the right of it newcomers gain next to
+# nothing any more, while the readers' worst gap doubles with the budget. The colleague's points all lie at the far
+# right: no budget buys smooth reading there.
 #
 # A rule of thumb that you can now defend: **take the largest budget that keeps your promise to the readers, and stay
-# above the knee.** If the promise asks for less than the knee, no budget will do. You need a faster GPU, fewer readers on
-# each, or other machines for the prompts.
+# above the knee.** If the promise asks for less than the knee, no budget will do. You need a faster GPU, fewer readers
+# on each, or other machines for the prompts.
 #
 # ## What the limit is for
 #
 # The p99 of the TTFT was three or four seconds in each of the three tests. Who waits three seconds? Look at the short
-# prompts, those of fewer than 1,000 tokens. They would be computed in a moment. But they stand behind a long one, which
-# takes the whole budget of every step until it is done. Chunks protect those who read. They do not protect those who wait.
+# prompts, those of fewer than 1,000 tokens. They would be computed in a moment. But they stand behind a long one,
+# which takes the whole budget of every step until it is done. Chunks protect those who read. They do not protect those
+# who wait.
 #
-# So give one prompt at most a part of the budget. In vLLM the setting is `long_prefill_token_threshold`; here it arrives
-# in your plan as `limit`:
+# So give one prompt at most a part of the budget. In vLLM the setting is `long_prefill_token_threshold`; here it
+# arrives in your plan as `limit`:
 
 # %%
 def ttfts(result, least, most):
@@ -813,17 +862,17 @@ for limit in (512, 256, 128, 64):
           f"ms (p90 of {len(short)}), long ones {limits[limit][1]:5.0f} ms (median of {len(long)})")
 
 # %% [markdown]
-# A quarter of the budget for each, and the short prompts' wait falls to a fraction. The long ones pay with more time, but
-# not with the same factor. Too small a limit helps nobody: when a single long prompt is there, the rest of the budget
-# stays unused.
+# A quarter of the budget for each, and the short prompts' wait falls to a fraction. The long ones pay with more time,
+# but not with the same factor. Too small a limit helps nobody: when a single long prompt is there, the rest of the
+# budget stays unused.
 #
 # ## Exercise 7, if you like: drafts are tokens too
 #
 # L33 4.3 counts one more kind of work in tokens: **speculative decoding** (投机解码). A small, fast model guesses the next
-# few tokens of an answer. These are drafts (草稿). The large model then computes all of them in one step, as if they were a
-# small chunk, and sees which ones it would have said itself. A draft is accepted only if all drafts before it are. Behind
-# the last accepted one the large model adds a token of its own. So k drafts and the last token are k + 1 tokens of the
-# budget, and they bring between 1 and k + 1 tokens of the answer.
+# few tokens of an answer. These are drafts (草稿). The large model then computes all of them in one step, as if they
+# were a small chunk, and sees which ones it would have said itself. A draft is accepted only if all drafts before it
+# are. Behind the last accepted one the large model adds a token of its own. So k drafts and the last token are k + 1
+# tokens of the budget, and they bring between 1 and k + 1 tokens of the answer.
 #
 # How many on average? Suppose that each draft is right with the same probability, whatever the others are.
 
@@ -834,7 +883,7 @@ def expected_tokens(acceptance, num_drafts):
     acceptance: the probability, from 0 to 1, that a draft is right, if all before it are.
     num_drafts: 0 or more.
 
-    Returns a number from 1 to num_drafts + 1.
+    Returns a number (float or int) from 1 to num_drafts + 1.
     """
     ### BEGIN SOLUTION
     return 1 + sum(acceptance**needed for needed in range(1, num_drafts + 1))
@@ -868,8 +917,8 @@ for acceptance in (0.5, 0.7, 0.9):
 
 # %% [markdown]
 # Below the knee, extra tokens in a step are free. Above, each costs its time. So drafts should help a lone reader, and
-# hurt on a full machine. Here is the gain over the number of readers: tokens a second with 4 drafts over tokens a second
-# without. (The drafts themselves are taken as free. So real gains are smaller.)
+# hurt on a full machine. Here is the gain over the number of readers: tokens a second with 4 drafts over tokens a
+# second without. (The drafts themselves are taken as free. So real gains are smaller.)
 
 # %% fold="yes"
 CROWD = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -905,10 +954,11 @@ for acceptance, line in gains.items():
 # **What to look at.** The lines fall where 5 tokens for each reader reach the knee. Beyond it, a rejected draft is time
 # taken from somebody else.
 #
-# And one thing for your plan. A request with 4 drafts has 5 tokens pending. Your `plan_tokens` takes it for a chunk, and
-# serves it after the decodes, although somebody is reading. Does that hurt? The simulator can draft. Here is the traffic of
-# the beginning again, on the A100 with a budget of 512. (Look at the time per output token, TPOT: the tokens of one
-# verification come together, so their gaps are 0.)
+# And one thing for your plan. A request with 4 drafts has 5 tokens pending. Your `plan_tokens` takes it for a chunk,
+# and serves it after the decodes, although somebody is reading. If it comes behind a long prompt, that prompt takes
+# the whole budget, and the reader gets nothing for as many steps as the prompt needs. That is the colleague's mistake
+# again. Does it happen? The simulator can draft. Here is the traffic of the beginning again, on the A100 with a budget
+# of 512. (Look at the time per output token, TPOT: the tokens of one verification come together, so their gaps are 0.)
 
 # %%
 from kvlab.sim import Speculation
@@ -932,15 +982,16 @@ alike = drafting["drafts, decodes first"].records == drafting["drafts, in order"
 print("decodes first and in order are equal:", alike)
 
 # %% [markdown]
-# It does not hurt. Among chunks your plan keeps the order of entry, and who reads has entered before whoever is still at
-# his prompt. But look at what the number has lost: 5 pending tokens may be a reader, or the end of a prompt. "Everything
-# is a number of tokens" is true of the *cost*, up to attention. It is not true of the *urgency*.
+# It does not happen. Among chunks your plan keeps the order of entry, and (without a limit for each prompt) whoever
+# reads has entered before those who are still at their prompt. But look at what the number has lost: 5 pending tokens
+# may be a reader, or the end of a prompt. "Everything is a number of tokens" is true of the *cost*, up to attention.
+# It is not true of the *urgency*.
 #
 # ## Into the engine
 #
-# Your `plan_tokens` is a part of the engine. The same requests run on your plan and on ours, with the model that we ship
-# and a budget of 16 tokens, so that every prompt is cut. The first one has three samples, so it forks. A plan changes
-# *when* things happen. It must never change a token. Is that so?
+# Your `plan_tokens` is a part of the engine. The same requests run on your plan and on ours, with the model that we
+# ship and a budget of 16 tokens, so that every prompt is cut. The first one has three samples, so it forks. A plan
+# changes *when* things happen. It must never change a token. Is that so?
 
 # %%
 SMALL = {"num_requests": 8, "max_num_batched_tokens": 16, "max_num_seqs": 8,
@@ -948,8 +999,8 @@ SMALL = {"num_requests": 8, "max_num_batched_tokens": 16, "max_num_seqs": 8,
 result = lab.run_engine(**SMALL)
 
 # %% [markdown]
-# The same must hold for the colleague's plan, and for order of entry. Here they are in the engine, on the slot-echo model,
-# a stand-in that turns every fault of bookkeeping into a wrong token:
+# The same must hold for the colleague's plan, and for order of entry. Here they are in the engine, on the slot-echo
+# model, a stand-in that turns every fault of bookkeeping into a wrong token:
 
 # %%
 from kvlab.lab.beside import run_beside_ours
@@ -967,7 +1018,7 @@ for name, one, samples in (("chunks first", chunks_first, 3), ("in order", in_or
 #
 # ## What the textbook says, and what we measured
 #
-# Each line is computed by this notebook.
+# Each number is computed by this notebook. The authors are on the title page of the paper, whose name is at the end.
 
 # %% fold="yes"
 ledger = []
@@ -990,50 +1041,49 @@ fitting = [f"{name} on an {gpu}" for (gpu, name), (a, b) in cases.items()
 share = next(share / 100 for share in range(60, 20, -1)
              if ms_of("H100", "Llama-2-13B", [*READERS, (8000, 0)],
                       compute_efficiency=share / 100) >= 500)
-claim("L33 4.1", "8,000 tokens beside 32 decodes: a step of 20 ms becomes one of over 500 ms",
-      "; ".join(f"{name} on {gpu}: {a:.0f} to {b:.0f} ms" for (gpu, name), (a, b) in cases.items()),
-      f"holds in kind everywhere; in size for {', '.join(fitting)}, and to the number if "
-      f"{share:.0%} of its FLOP/s are reached")
+claim("L33 4.1", "8,000 tokens beside 32 decodes: 20 ms become over 500 ms",
+      "; ".join(f"{name}, {gpu}: {a:.0f} to {b:.0f}" for (gpu, name), (a, b) in cases.items()),
+      f"holds in kind; in size for {', '.join(fitting)}, fully if {share:.0%} of the FLOP/s are reached")
 claim("L33 4.1", "interference is the first enemy of tail latency",
       f"worst ITL {worst['whole prompts']:,.0f} ms against {worst['512, decodes first']:.0f}, at "
-      "the same median and throughput", "holds, for traffic with long prompts")
+      "the same median", "holds, for traffic with long prompts")
 
 # C18: chunks of 512
 steps18 = [ms_of("H100", "Llama-2-13B", [*READERS, (512, 512 * i)]) for i in range(8)]
+claim("L33 4.2", "the idea is of Microsoft and Tsinghua",
+      "the paper's authors are of Georgia Tech and of Microsoft Research India",
+      "half; nobody of Tsinghua is on this paper")
 claim("L33 4.2", "4,000 tokens in chunks of 512: 8 steps to the first token",
       f"{len(cut(4000, 512, 0))}, the last of {cut(4000, 512, 0)[-1]} tokens; "
       f"{steps_to_first_token} if 32 decodes share a budget of 512",
       "holds if 512 is the chunk (a budget of 544), or if nobody decodes")
 claim("L33 4.2", "each of these steps takes 35 ms (32 in the figure)",
-      f"13B on an H100: {steps18[0]:.1f} to {steps18[6]:.1f} ms; behind 128,000 tokens "
-      f"{ms_of('H100', 'Llama-2-13B', [*READERS, (512, 128_000)]):.0f} ms",
-      "holds for this model and short prompts; not flat for long ones")
+      f"13B, H100: {steps18[0]:.1f} to {steps18[6]:.1f} ms; the 8B: "
+      f"{step_ms(costs[MODEL], 480, 0):.0f}, and {step_ms(costs[MODEL], 480, 128_000):.0f} behind 128,000",
+      "holds for a 13B and short prompts; not flat for long ones")
 
 # %% fold="yes"
+usual = bulldozer.steps[0].end - bulldozer.steps[0].start
 claim("L33 4.2", "readers feel no pause at all",
-      f"a step of {bulldozer.steps[0].end - bulldozer.steps[0].start:.0f} ms becomes one of "
-      f"{took[0]:.0f}: a pause of {took[0] - bulldozer.steps[0].end + bulldozer.steps[0].start:.0f}",
-      "holds for people; a program that reads at full speed gets "
-      f"{took[0] / (bulldozer.steps[0].end - bulldozer.steps[0].start):.1f} times slower")
+      f"a step of {usual:.1f} ms becomes one of {took[0]:.1f}",
+      f"holds for people; a program reads {took[0] / usual:.1f} times slower")
 claim("L33 4.4", "decodes first keeps the readers' flow",
-      f"worst ITL {worst['512, decodes first']:.0f} ms; with chunks first "
-      f"{worst['512, chunks first']:,.0f} ms at the same budget", "holds, and is half of the cure")
+      f"worst ITL {worst['512, decodes first']:.0f} ms; chunks first: "
+      f"{worst['512, chunks first']:,.0f}", "holds, and is half of the cure")
 claim("L33 4.4", "V1's scheduler serves decodes in a phase of its own, before chunks",
       f"in order of entry: {same} of {compared} tests equal to the nanosecond",
-      "the effect holds; as a phase it is not in V1's code, which has one loop in order")
+      "the effect holds; V1's code has one loop, in order")
 behind = [step_ms(GPUCost.of("H100", MODEL), 2016, depth) for depth in (0, 128_000)]
-claim("L33 4.4", "the work of a step is rigidly bounded, the tail is tamed",
-      f"2,048 tokens on an H100: {behind[0]:.0f} ms at the beginning of a prompt, "
-      f"{behind[1]:.0f} ms behind 128,000 tokens",
-      "holds for tokens, not for time: attention's pairs are not counted")
+claim("L33 4.4", "the work of a step is rigidly bounded",
+      f"2,048 tokens, 8B, H100: {behind[0]:.0f} ms for the first of a prompt, "
+      f"{behind[1]:.0f} ms behind 128,000", "holds for tokens; attention's pairs are not counted")
 
 # C32: budgets
 fit50 = {gpu: budgets[gpu, MODEL, 50] for gpu in ("A100", "H100")}
 claim("L33 8.2", "budgets: 512 on an A100, 2,048 on an H100",
-      f"knees {knees['A100']} and {knees['H100']}; largest for 50 ms, 8B, 32 readers: "
-      f"{fit50['A100']} and {fit50['H100']}",
-      "holds as an upper bound for about 50 ms with an 8B; not as what fills the GPU, and not "
-      "for a 13B")
+      f"largest for 50 ms, 8B, 32 readers: {fit50['A100']} and {fit50['H100']}; knees "
+      f"{knees['A100']} and {knees['H100']}",
+      "holds for about 50 ms with an 8B; more than is needed to fill the GPU")
 claim("L33 8.2", "chunked prefill must always be on",
       f"worst ITL {worst['whole prompts']:,.0f} to {worst['512, decodes first']:.0f} ms, median "
       f"TTFT {1000 * results['whole prompts'].summary()['ttft_p50_s']:.0f} to "
@@ -1044,11 +1094,10 @@ claim("L33 8.2", "chunked prefill must always be on",
 import pandas as pd
 
 # C45: verification as tokens
-claim("L33 4.3", "verifying drafts is a request for 5 tokens of the budget",
-      f"5 tokens bring {gained(0.7, DRAFTS):.1f} at acceptance 0.7; gain {gains[0.7][1]:.1f} times "
-      f"with 1 reader, {gains[0.7][256]:.1f} with 256; the simulator found {rate:.1f} tokens",
-      "holds for the cost; the number does not say how urgent it is (and 5 drafts are 6 tokens: "
-      "the last one said is computed too)")
+claim("L33 4.3", "verifying drafts is a request for 5 tokens",
+      f"at acceptance 0.7 they bring {gained(0.7, DRAFTS):.1f}: {gains[0.7][1]:.1f} times as fast "
+      f"with 1 reader, {gains[0.7][256]:.1f} with 256",
+      "holds for the cost, not for the urgency (and 5 drafts are 6 tokens)")
 
 left_and_top = {"text-align": "left", "white-space": "normal", "vertical-align": "top"}
 headings = [{"selector": "th", "props": "text-align: left"}]
@@ -1062,9 +1111,9 @@ shown.set_properties(**left_and_top).set_table_styles(headings)
 # **The budgets.** They read like a property of the GPU. The knee is one, and it is much lower. The rest is a promise to
 # the readers, and you can compute it for yours.
 #
-# A word on our own side: all times are from a cost model with two assumed efficiencies. What depends on them is the size
-# of the numbers. What does not: that the knee is independent of the model, that pairs add up, that order matters, and
-# every count of steps.
+# A word on our own side: all times are from a cost model with two assumed efficiencies. What depends on them is the
+# size of the numbers. What does not: that the knee is the same for all dense models, that pairs add up, that order
+# matters, and every count of steps.
 #
 # ## What to remember
 #
@@ -1073,7 +1122,7 @@ shown.set_properties(**left_and_top).set_table_styles(headings)
 # - Chunks bound the step. The order bounds the gap. You need both.
 # - Pairs do not change when a prompt is cut. What is read again does, and the last chunks of a long prompt cost more.
 # - Below the knee tokens are free, and a smaller budget only hurts newcomers. Above, each token is somebody's time. The
-#   knee is FLOP/s over bytes/s, whatever the model.
+#   knee is FLOP/s over bytes/s, whatever the dense model.
 # - Chunks do not help those who wait behind a long prompt. A limit for each prompt does.
 #
 # ## Questions to think about
@@ -1082,12 +1131,12 @@ shown.set_properties(**left_and_top).set_table_styles(headings)
 #    Use `timetable`.
 # 2. A prompt finds its first 3,000 tokens in the prefix cache (lab 05). What is pending? Which of your functions must
 #    change?
-# 3. Prove what "in order" showed: who decodes always finds budget left behind those before it. Where does the proof break
-#    if requests fork?
-# 4. The scheduler admits a newcomer with its first chunk. Should it make sure that there are blocks for the *whole* prompt?
-#    What can happen to ten newcomers who each got in with one chunk? (Lab 09.)
-# 5. Prompts on one machine, decodes on another, with K and V sent over: what happens to the trade curve, and what must the
-#    network carry for 8,000 tokens?
+# 3. Prove what "in order" showed: who decodes always finds budget left behind those before it. Where does the proof
+#    break if requests fork?
+# 4. The scheduler admits a newcomer with its first chunk. Should it make sure that there are blocks for the *whole*
+#    prompt? What can happen to ten newcomers who each got in with one chunk? (Lab 09.)
+# 5. Prompts on one machine, decodes on another, with K and V sent over: what happens to the trade curve, and what must
+#    the network carry for 8,000 tokens?
 #
 # ## Where this lives in real engines
 #
@@ -1100,7 +1149,7 @@ shown.set_properties(**left_and_top).set_table_styles(headings)
 # | newcomers in `timetable` | its second loop, over `waiting` | |
 # | chunks first | V0's default was near it: prompts first, in steps of their own | |
 #
-# In kvlab: `kvlab/schedule/policies.py` has the plan, `scheduler.py` asks it, `timetable.py` and `kvlab/costs/budget.py`
-# are the other exercises. The paper is Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with
-# Sarathi-Serve" (OSDI 2024). On drafts: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding"
-# (2023).
+# In kvlab: `kvlab/schedule/policies.py` has the plan, `scheduler.py` asks it, `timetable.py` and
+# `kvlab/costs/budget.py` are the other exercises. The paper is Agrawal et al., "Taming Throughput-Latency Tradeoff in
+# LLM Inference with Sarathi-Serve" (OSDI 2024). On drafts: Leviathan et al., "Fast Inference from Transformers via
+# Speculative Decoding" (2023).

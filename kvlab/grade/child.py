@@ -83,6 +83,7 @@ class Child:
             "sys_path": [str(CHECKOUT)],
             "preload": [*PRELOAD, *sorted({t.split(":")[0] for t in (*exercise.ours.values(), *exercise.bars)})],
             "optional": ["numpy"] if uses_numpy else [],
+            "gives_part": bool(exercise.part),
             "driver": exercise.driver,
             "driver_path": str(lab.driver_path) if lab.driver_path else None,
             "fallback": fallback,

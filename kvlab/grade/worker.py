@@ -52,15 +52,17 @@ def encode(value, depth=0):
         return value
     if depth > 12:
         raise NotPlain("a value nested more than 12 deep")
-    if kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):  # a namedtuple is a tuple
+    if isinstance(value, list | tuple):  # named tuples too
         return [encode(item, depth + 1) for item in value]
     if kind in (set, frozenset):
         return {"set": sorted((encode(item, depth + 1) for item in value), key=repr)}
-    if kind is dict:
+    if isinstance(value, dict):  # and those with a default
         return {"dict": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in value.items()]}
     if kind is bytes:
         return {"bytes": value.hex()}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        if settings["gives_part"]:  # the engine refuses them too: see the complaints in kvlab/parts/kinds.py
+            raise NotPlain(f"an object of numpy's class {kind.__name__} (its .tolist() is plain)")
         return encode(value.tolist(), depth + 1)
     raise NotPlain(f"an object of class {kind.__name__}")
 

@@ -207,8 +207,8 @@ class Lab:
         rows = [
             (say("textbook"), info.sections),
             (say("before it"), ", ".join(info.before) or "-"),
-            (say("time"), self._say(say("{minutes} minutes, {points} points", minutes=sum(e.minutes for e in core),
-                                        points=sum(e.points for e in core)))),
+            (say("time"), self._say(say("{minutes} minutes for the exercises, {points} points",
+                                        minutes=sum(e.minutes for e in core), points=sum(e.points for e in core)))),
             (say("engine"), self._say(engine_found())),
             (say("kvlab"), f"{__version__}, Python {sys.version.split()[0]}"),
         ]  # fmt: skip

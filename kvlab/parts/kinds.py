@@ -21,7 +21,7 @@ def _bool(result, *args) -> str | None:
 
 def _whole_numbers(result, *args) -> str | None:
     fits = isinstance(result, list | tuple) and all(isinstance(number, int) for number in result)
-    return None if fits else f"returned {result!r}: return a list of whole numbers"
+    return None if fits else f"returned {result!r}: return a list of Python's whole numbers (int)"
 
 
 def _swap_or_recompute(result, *args) -> str | None:

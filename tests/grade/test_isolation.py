@@ -137,6 +137,19 @@ def test_numpy_is_welcome_and_other_compiled_packages_are_named():
         assert "plain Python, or numpy" in graded(body("import pandas")).render()
 
 
+def test_what_becomes_a_part_must_be_as_plain_as_the_engine_wants_it(monkeypatch):
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(type(LAB["cdiv"]), "part", {"a_part": "cdiv"})
+    assert graded(CDIV).passed
+    told = graded("import numpy as np", "def cdiv(a, b):\n    return np.int64(-(-a // b))").render()
+    assert "numpy's class int64 (its .tolist() is plain)" in told
+
+
+def test_a_named_tuple_is_a_tuple():
+    named = "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\n"
+    assert graded(named + "def extra():\n    return {'a': Pair(1, {2})}", name="extra").passed
+
+
 def test_the_last_attempt_counts_also_if_it_has_a_syntax_error():
     assert "syntax error" in graded(CDIV, "def cdiv(a, b:\n    return 0").render()
     assert graded(CDIV, "def cdiv(a, b:\n    return 0", CDIV).passed

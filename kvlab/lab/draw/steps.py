@@ -9,7 +9,7 @@
     decode  blue, solid      chunk  orange, hatched      waiting  white, dotted edge      token comes out  black dot
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -73,21 +73,23 @@ def bars(ax: Any, steps: Sequence[Any], newcomer: str, origin: float, budget: in
 
 
 def lanes(ax: Any, steps: Sequence[Any], names: Sequence[str], origin: float, newcomer: str = "") -> None:
-    """A lane for each name, a dot when a token comes. In red the longest gap of a reader, dashed the wait of
-    `newcomer`, who arrived at `origin`, for its first token; in ms."""
+    """A lane for each name, a dot when a token comes. Dashed the wait of `newcomer`, who arrived at `origin`, for its
+    first token, and in red the longest gap of a reader that begins before it; in ms."""
+    until = next((step.end - origin for step in steps if newcomer in step.sampled), steps[-1].end - origin)
     for y, name in enumerate(names):
         times = [step.end - origin for step in steps if name in step.sampled]
+        gaps = [(b - a, a, b) for a, b in zip(times, times[1:], strict=False) if a < until]
         ax.plot([steps[0].start - origin, steps[-1].end - origin], [y, y], color="#BBBBBB", linewidth=1, zorder=1)
-        ax.plot(times, [y] * len(times), "o", color=INK, markersize=3.5, zorder=3)
+        ax.plot(times, [y] * len(times), "o", color=INK, markersize=3.5 if len(times) <= 80 else 1.5, zorder=3)
         if name == newcomer and times:
             start, end, colour, style = 0.0, times[0], BLUE, (0, (2, 1))
-        elif len(times) > 1:
-            _, start, end = max((b - a, a, b) for a, b in zip(times, times[1:], strict=False))
+        elif gaps:
+            _, start, end = max(gaps)
             colour, style = RED, "-"
         else:
             continue
         ax.plot([start, end], [y, y], color=colour, linewidth=4, linestyle=style, zorder=2)
-        ax.text((start + end) / 2, y - 0.2, f"{end - start:.0f} ms", ha="center", va="bottom", fontsize=10,
+        ax.text((start + end) / 2, y - 0.2, f"{end - start:,.0f} ms", ha="center", va="bottom", fontsize=10,
                 color=colour)  # fmt: skip
     ax.set(xlim=(steps[0].start - origin, steps[-1].end - origin), ylim=(len(names) - 0.5, -0.9))
     ax.set_yticks(range(len(names)), names, fontsize=10)
@@ -95,14 +97,16 @@ def lanes(ax: Any, steps: Sequence[Any], names: Sequence[str], origin: float, ne
 
 
 def triangle(ax: Any, sizes: Sequence[int], title: str = "", marks: Sequence[str] = ()) -> None:
-    """Query-key pairs of a prompt computed in chunks of `sizes`: queries downwards, keys to the right.
+    """Query-key pairs of a prompt computed in chunks of `sizes`: queries downwards, keys to the right. The bold lower
+    edge of a chunk is what it reads.
 
     marks: a text for each chunk, to the right of it.
     """
     total, start = sum(sizes), 0
     for i, end in enumerate(accumulate(sizes)):
-        look = (CHUNK, {"facecolor": "white", "hatch": ""}, {"facecolor": "#D0D0D0", "hatch": ".."})[i % 3]
-        ax.fill([0, start, end, 0], [start, start, end, end], edgecolor=INK, linewidth=1, **look)
+        look = {"facecolor": ("#F7DDA4", "#FBF0D6")[i % 2]}
+        ax.fill([0, start, end, 0], [start, start, end, end], edgecolor=INK, linewidth=0.8, **look)
+        ax.plot([0, end], [end, end], color=INK, linewidth=2.5, solid_capstyle="butt")
         if marks:
             ax.text(end + 0.02 * total, (start + end) / 2, marks[i], va="center", fontsize=10)
         start = end
@@ -114,19 +118,18 @@ def triangle(ax: Any, sizes: Sequence[int], title: str = "", marks: Sequence[str
         ax.set_title(title, loc="left", fontsize=11)
 
 
-def trade(ax: Any, lines: Mapping[str, Mapping[int, tuple[float, float]]], told: Callable[[str, int], bool],
-          title: str = "") -> None:  # fmt: skip
+def trade(ax: Any, lines: Mapping[str, Mapping[int, tuple[float, float]]], title: str = "") -> None:
     """lines: name -> {budget: (gap of a reader, wait for the first token)} in ms; both axes logarithmic.
 
-    told(name, budget): whether that point is labelled with its budget.
+    The points of the first line are labelled with their budgets; the other lines' budgets stand behind their names.
     """
     looks = ((BLUE, "o-"), (RED, "s--"), (GREEN, "D:"))
-    for (name, points), (colour, style) in zip(lines.items(), looks, strict=False):
+    for i, ((name, points), (colour, style)) in enumerate(zip(lines.items(), looks, strict=False)):
         xs, ys = zip(*points.values(), strict=True)
-        ax.plot(xs, ys, style, color=colour, markerfacecolor="white", linewidth=1.8, markersize=6, label=name)
-        for budget, (x, y) in points.items():
-            if told(name, budget):
-                ax.annotate(f"{budget:,}", (x, y), xytext=(5, 6), textcoords="offset points", fontsize=10, color=colour)
+        label = f"{name}: {', '.join(f'{budget:,}' for budget in points)}" if i else name
+        ax.plot(xs, ys, style, color=colour, markerfacecolor="white", linewidth=1.8, markersize=6, label=label)
+        for budget, (x, y) in points.items() if i == 0 else ():
+            ax.annotate(f"{budget:,}", (x, y), xytext=(4, 8), textcoords="offset points", fontsize=9, color=colour)
     ax.set(xscale="log", yscale="log")
     ax.spines[["top", "right"]].set_visible(False)
     if title:

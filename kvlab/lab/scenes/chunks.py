@@ -9,6 +9,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from kvlab.config import EngineConfig
@@ -110,8 +111,8 @@ class Scene:
 
     @property
     def worst_gap(self) -> float:
-        """The longest time between two tokens of a reader, in ms."""
-        return max(longest_gaps(self.steps).values())
+        """The longest time between two tokens of a reader, in ms, that begins before the newcomer's first token."""
+        return max(longest_gaps(self.steps, self.first_token).values())
 
     def read(self, until: float) -> int:
         """Tokens that the reader who got fewest got within `until` ms after the newcomer's arrival."""
@@ -120,13 +121,13 @@ class Scene:
         return min(counts[name] for name in self.steps[0].sampled)
 
 
-def longest_gaps(steps: Sequence[Step]) -> dict[str, float]:
-    """By request, the longest time in ms between two of its tokens within `steps`; those with two tokens or more."""
+def longest_gaps(steps: Sequence[Step], until: float = inf) -> dict[str, float]:
+    """By request, the longest time in ms between two of its tokens within `steps`, the first of them before `until`."""
     last: dict[str, float] = {}
     longest: dict[str, float] = {}
     for step in steps:
         for name in step.sampled:
-            if name in last:
+            if last.get(name, until) < until:
                 longest[name] = max(longest.get(name, 0.0), step.end - last[name])
             last[name] = step.end
     return longest

@@ -134,13 +134,17 @@ class PlanTokens(Exercise):
         _, pending, budget, limit = op
         if isinstance(got, str) and "changed" in got:
             return say("`pending` belongs to the scheduler, which compares your plan with it. Work on a list of your own.")
-        if isinstance(got, str) and "returned" in got:
-            return say("Return a list of your own, even where the numbers are the same.")
+        if isinstance(got, str):
+            return say("Make a new list in each call: whoever has an answer may keep it, and nobody else writes to it.")
         if not isinstance(got, list) or len(got) != len(pending):
             return say("Return a list with one number for each request, in the order of `pending`: 0 for those who get "
                        "nothing.")  # fmt: skip
         if any(type(tokens) is not int for tokens in got):
             return say("Tokens are whole numbers (True is not one).")
+        served = sorted(range(len(pending)), key=lambda i: pending[i] != 1)
+        if got != expected and got == [expected[i] for i in served]:
+            return say("The right numbers in the wrong places: they stand in the order in which you have served. Each belongs "
+                       "into the place that its request has in `pending`.")  # fmt: skip
         if min(got, default=0) < 0:
             return say("Nobody can be given less than 0 tokens. What is left of the budget must not fall below 0 either.")
         if sum(got) > budget:
@@ -152,7 +156,7 @@ class PlanTokens(Exercise):
             return say("No request gets more than `limit` tokens in one step, even if budget is left.")
         readers = [i for i, tokens in enumerate(pending) if tokens == 1]
         if sum(got[i] for i in readers) < sum(expected[i] for i in readers):
-            return say("Somebody who decodes has got nothing, although there was budget: he is reading, and sees a pause. "
+            return say("Somebody who decodes has got nothing, although there was budget: they are reading, and see a pause. "
                        "All with exactly one token pending come before any chunk.")  # fmt: skip
         if [got[i] for i in readers] != [expected[i] for i in readers]:
             return say("Too many decodes for the budget: serve them in the order of the list.")
@@ -209,6 +213,9 @@ class Timetable(Exercise):
               why=say("Who gets no token has not entered: the plan is not asked about it in the next step.")),
         Trace((), (("timetable", [(0, 3, 2), (0, 2, 2)], "one each", 4, 4),),
               why=say("This plan leaves budget unused. The rest of it is for newcomers only.")),
+        Trace((), (("timetable", [(0, 9, 1), (0, 4, 1), (1, 2, 1)], "the first alone", 4, 2),),
+              why=say("This plan gives the second of those who run nothing, and leaves budget. It is for newcomers only: "
+                      "one who waits outside enters with it, whoever inside gets nothing.")),
         Trace((), (("timetable", [], "decodes first", 3, 3),)),
     )  # fmt: skip
 
@@ -248,17 +255,25 @@ class Timetable(Exercise):
         return f"timetable({[tuple(request) for request in op[1]]}, plan: {op[2]}, budget={op[3]}, limit={op[4]})"
 
     def explain(self, op, expected, got):
+        if isinstance(got, str) and "changed" in got:
+            return say("`requests` belongs to the caller: leave it as it is, and keep notes of your own.")
         if isinstance(got, str):
-            return say("{what}.", what=got)
+            return say("The plan is asked with the budget of the whole step and with the limit, both as they were given.")
         if not isinstance(got, list) or len(got) != 2 or not all(isinstance(part, list) for part in got):
             return say("Return two things: the list of rows, and for each request the list of steps in which its tokens "
                        "came.")  # fmt: skip
         rows, came = expected
+        if got == [came, rows]:
+            return say("Both are right, but the wrong way round: rows first, then came.")
+        if len(got[0]) == len(rows) and all(row == got[0][0] for row in got[0]) and any(row != rows[0] for row in rows):
+            return say("All rows are alike. Are they one and the same list, which each step writes to? Make a new row in "
+                       "each step.")  # fmt: skip
         for step, (row, mine) in enumerate(zip(rows, got[0], strict=False)):
             if row != mine:
                 return self._explain_row(op, rows, step, row, mine)
         if len(got[0]) != len(rows):
-            return say("There are {n} steps: from step 0 to the one in which the last token of all comes.", n=len(rows))
+            return say("A row for each step, from step 0 to the one in which the last token of all comes: that makes {n}, "
+                       "and yours are {mine}.", n=len(rows), mine=len(got[0]))  # fmt: skip
         return say("The rows are right, the moments are not. A token comes at the end of each step that computes the last "
                    "of a request's known tokens, and in no other: a chunk with more of the prompt behind it brings none.")
 
@@ -285,6 +300,7 @@ _FIRST = {
     "chunks first": lambda tokens: tokens != 1,
     "in order": lambda tokens: True,
     "one each": None,
+    "the first alone": None,
 }
 
 
@@ -293,6 +309,8 @@ def _planned(plan, pending, budget, limit):
     if plan == "one each":
         return [1] * min(len(pending), budget) + [0] * (len(pending) - budget)
     given = dict.fromkeys(range(len(pending)), 0)
+    if plan == "the first alone":
+        return [min(pending[0], limit, budget), *list(given.values())[1:]] if pending else []
     for i in sorted(given, key=lambda i: not _FIRST[plan](pending[i])):
         given[i] = min(pending[i], limit, budget - sum(given.values()))
     return list(given.values())
@@ -320,7 +338,7 @@ class ChunkWork(Exercise):
         Trace((), (("chunk_work", [3, 2, 1]),)),
         Trace((), (("chunk_work", [1, 1, 1]),), why=say("Chunks of one token: so many decodes.")),
         Trace((), (("chunk_work", [512] * 7 + [416]),)),
-        Trace((), (("chunk_work", [100_003, 2]),), why=say("Whole numbers, whatever their size.")),
+        Trace((), (("chunk_work", [3001, 2]),)),
         Trace((), (("chunk_work", []),), why=say("No chunk, no work.")),
     )  # fmt: skip
 
@@ -367,7 +385,8 @@ class Knee(Exercise):
             "however many tokens there are?"),
         say("n * 2 * num_weights / flops_rate, and num_weights * bytes_per_weight / memory_rate. At which n is the first "
             "one longer?"),
-        say("The two are equal at n = bytes_per_weight * flops_rate / (2 * memory_rate). Take the next whole number above."),
+        say("The two are equal at n = bytes_per_weight * flops_rate / (2 * memory_rate). Take the next whole number above, "
+            "also if this one is whole: int(n) + 1."),
     )  # fmt: skip
     examples = (
         Trace((), (("knee", 989e12, 3.35e12, 8_000_000_000, 2),)),
@@ -379,6 +398,9 @@ class Knee(Exercise):
         Trace((), (("knee", 1e12, 3e12, 8_000_000_000, 2),), why=say("A slow processor on fast memory: a single token is "
                                                                      "enough.")),
         Trace((), (("knee", 121e12, 0.3e12, 500_000_000, 4),)),
+        Trace((), (("knee", 4, 1, 8, 2),), why=say("With 4 tokens the two times are equal: 16 seconds each. That is not "
+                                                   "longer yet.")),
+        Trace((), (("knee", 2, 1, 8, 1),), why=say("With 1 token the two times are equal.")),
     )  # fmt: skip
 
     class Oracle:
@@ -393,7 +415,7 @@ class Knee(Exercise):
 
     def traces(self):
         def make(memory_rate, whole, part, num_weights, size):
-            # Never a tie, where rounding would decide.
+            # Never a tie, where rounding would decide. (The examples have two, of numbers that are exact.)
             return Trace((), (("knee", memory_rate * (whole + part / 10), memory_rate, num_weights, size),))
 
         return st.builds(make, st.integers(1, 50), st.integers(0, 300), st.sampled_from([2.2, 3.4, 5.6, 7.8]),
@@ -408,9 +430,14 @@ class Knee(Exercise):
         if not isinstance(got, int):
             return say("Return a whole number of tokens.")
         if got == expected - 1:
-            return say("With {n} tokens the arithmetic is still done before the weights are read. You want the first whole "
-                       "number above.", n=got)  # fmt: skip
-        if got == 2 * expected or got == 2 * expected - 1:
+            return say("With {n} tokens the arithmetic does not take longer than the reading: less, or just as long. You want "
+                       "the first number of tokens with which it takes longer.", n=got)  # fmt: skip
+        if got == expected + 1:
+            return say("With one token fewer the arithmetic takes longer already: you want the first such number.")
+        _, flops_rate, memory_rate, _, size = op
+        if any(got == int(other * flops_rate / (2 * memory_rate)) + 1 for other in (1, 2) if other != size):
+            return say("bytes_per_weight is {size} here: reading takes that many bytes for each weight.", size=size)
+        if got in (2 * expected, 2 * expected - 1):
             return say("A token takes 2 FLOP for each weight: a product and a sum.")
         return say("Arithmetic: 2 FLOP a weight for each token. Reading: bytes_per_weight for each weight, once a step, "
                    "whatever the number of tokens. (How many weights there are should not matter in the end.)")
@@ -445,6 +472,8 @@ class LargestChunk(Exercise):
                                                                    "those is wanted.")),
         Trace((), (("largest_chunk", 10, 0, 0, 10, 7),)),
         Trace((), (("num_calls", 1_000_000),), why=say("A million chunks are possible. Halve the range with each question.")),
+        Trace((), (("of_many", 10**12),), why=say("The number of questions grows with `most`: ask until one chunk is left.")),
+        Trace((), (("num_calls", 10**12),)),
     )  # fmt: skip
 
     class Oracle:
@@ -452,6 +481,9 @@ class LargestChunk(Exercise):
 
         def largest_chunk(self, fixed, free, each, limit, most):
             return next((c for c in range(most, 0, -1) if fixed + max(0, c - free) * each <= limit), 0)
+
+        def of_many(self, most):
+            return [most // 3 - 1, most, 0]
 
         def num_calls(self, most):
             return AtMost(2 * most.bit_length() + 4)
@@ -462,18 +494,26 @@ class LargestChunk(Exercise):
 
     def describe(self, op):
         if op[0] == "num_calls":
-            return f"calls of seconds(...) among {op[1]:,} possible chunks: there were some; it"
+            return f"largest_chunk(seconds, limit, most={op[1]:,}), counted in calls of seconds(...),"
+        if op[0] == "of_many":
+            return (f"largest_chunk(seconds, limit, most={op[1]:,}) with a limit under which some chunks fit, then all, then "
+                    "none,")  # fmt: skip
         _, fixed, free, each, limit, most = op
         grows = f"{fixed} + {each} for each token beyond {free}" if free else f"{fixed} + {each} for each token"
         return f"largest_chunk(seconds, limit={limit}, most={most}), where seconds(chunk) is {grows},"
 
     def explain(self, op, expected, got):
         if op[0] == "num_calls":
-            return say("Each question halves what is possible, if you ask about the middle: 20 questions for a million.")
+            return say("Each question halves what is possible, if you ask about the middle: 20 questions for a million. And "
+                       "what you have been told you need not ask again.")  # fmt: skip
+        if op[0] == "of_many":
+            return say("Of a million chunks the answer is right: does your search end too early if there are more?")
         if not isinstance(got, int) or isinstance(got, bool):
             return say("Return a whole number of tokens, 0 if no chunk fits.")
         _, fixed, free, each, limit, most = op
         took = fixed + max(0, got - free) * each
+        if got < 0:
+            return say("A chunk has no fewer than 0 tokens. If no chunk fits, the answer is 0.")
         if got > most:
             return say("At most {most} tokens are asked for.", most=most)
         if got > expected:
@@ -525,7 +565,12 @@ class ExpectedTokens(Exercise):
     def explain(self, op, expected, got):
         if not isinstance(got, int | float):
             return say("Return a number, the tokens of a step on average.")
+        if abs(got - expected.value) < 0.01 * expected.value:
+            return say("That is close: is it rounded, or thrown by dice? The exact mean is wanted.")
         if got > expected.value:
             return say("A draft counts only if all drafts before it were accepted: the second with probability "
                        "acceptance ** 2, and so on.")  # fmt: skip
-        return say("Do not forget the model's own token: it comes in every step, behind the last accepted draft.")
+        if abs(expected.value - got - 1) < 1e-6:
+            return say("One is missing: the model's own token. It comes in every step, behind the last accepted draft.")
+        return say("Something is missing. There are at least 2 tokens if the first draft is right, at least 3 if the first "
+                   "two are, and so on up to all of them, and 1 in any case. Every such case adds a token.")  # fmt: skip

@@ -20,6 +20,9 @@ PLANS = {
     "chunks first": lambda pending, budget, limit: in_turn(pending, budget, limit, lambda tokens: tokens != 1),
     "in order": lambda pending, budget, limit: in_turn(pending, budget, limit, lambda tokens: True),
     "one each": lambda pending, budget, limit: [int(i < budget) for i in range(len(pending))],
+    "the first alone": lambda pending, budget, limit: [
+        0 if i else min(tokens, limit, budget) for i, tokens in enumerate(pending)
+    ],
 }
 
 
@@ -31,8 +34,12 @@ class PlanDriver:
         given = list(pending)
         plan = self.student.plan_tokens(given, budget, limit)
         if given != list(pending):
-            return "plan_tokens has changed the list `pending`"
-        return "plan_tokens has returned the very list `pending`" if plan is given else plan
+            return "a plan, and a changed list `pending`"
+        if plan is given:
+            return "the very list `pending`"
+        if isinstance(plan, list) and self.student.plan_tokens([1, 1], 2, 2) is plan:
+            return "a list that the next call of plan_tokens writes to"
+        return plan
 
 
 class TimetableDriver:
@@ -51,9 +58,9 @@ class TimetableDriver:
 
         told = self.student.timetable(given, asking, budget, limit)
         if given != kept:
-            return "timetable has changed the list `requests`"
+            return "a timetable, and a changed list `requests`"
         if any(one != (budget, limit) for one in asked):
-            return "plan was asked with another budget or limit"
+            return "a timetable, for which plan was asked with another budget or limit"
         return told
 
 
@@ -64,7 +71,7 @@ class WorkDriver:
     def chunk_work(self, sizes):
         given = list(sizes)
         found = self.student.chunk_work(given)
-        return found if given == list(sizes) else "chunk_work has changed the list `sizes`"
+        return found if given == list(sizes) else "an answer, and a changed list `sizes`"
 
 
 class ChunkDriver:
@@ -76,8 +83,13 @@ class ChunkDriver:
     def largest_chunk(self, fixed, free, each, limit, most):
         return self._ask(fixed, free, each, limit, most)[0]
 
+    def of_many(self, most):
+        """Some fit, all fit, none fits."""
+        return [self._ask(1, 0, 1, limit, most)[0] for limit in (most // 3, 2 * most, 0)]
+
     def num_calls(self, most):
-        return self._ask(1, 0, 1, most // 3, most)[1]
+        """The most of the three, since an answer "yes" may cost more calls than a "no"."""
+        return max(self._ask(1, 0, 1, limit, most)[1] for limit in (most // 3, 2 * most, 0))
 
     def _ask(self, fixed, free, each, limit, most):
         calls = 0

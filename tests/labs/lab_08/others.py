@@ -64,7 +64,7 @@ _KNEE = '''
 import math
 
 def knee(flops_rate, memory_rate, num_weights, bytes_per_weight):
-    return math.ceil(bytes_per_weight * flops_rate / (2 * memory_rate))
+    return math.floor(bytes_per_weight * flops_rate / (2 * memory_rate)) + 1
 '''
 _LARGEST = '''
 def largest_chunk(seconds, limit, most):
@@ -137,6 +137,7 @@ def plan_tokens(pending, budget, limit):
     },
     "timetable": {
         "entered is a number": _TABLE,
+        "rows of tuples": _changed(_TABLE, "return rows, came", "return tuple(map(tuple, rows)), tuple(map(tuple, came))"),
         "objects": '''
 class Story:
     def __init__(self, number, arrival, prompt, output):
@@ -178,19 +179,50 @@ def chunk_work(sizes):
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [(half(end) - half(end - size), end) for end, size in zip(ends, sizes)]
 ''',
+        "counts every pair": '''
+def chunk_work(sizes):
+    found, computed = [], 0
+    for size in sizes:
+        pairs = 0
+        for query in range(computed, computed + size):
+            for key in range(query + 1):
+                pairs += 1
+        computed += size
+        found.append((pairs, computed))
+    return found
+''',
+        "named pairs": '''
+from collections import namedtuple
+
+Work = namedtuple("Work", "pairs read")
+
+def chunk_work(sizes):
+    return [Work(sum(range(sum(sizes[:i]) + 1, sum(sizes[: i + 1]) + 1)), sum(sizes[: i + 1])) for i in range(len(sizes))]
+''',
     },
     "knee": {
         "in closed form": _KNEE,
         "by trying": '''
 def knee(flops_rate, memory_rate, num_weights, bytes_per_weight):
     n = 1
-    while 2 * n * num_weights / flops_rate < num_weights * bytes_per_weight / memory_rate:
+    while 2 * n * num_weights / flops_rate <= num_weights * bytes_per_weight / memory_rate:
         n += 1
     return n
 ''',
     },
     "largest_chunk": {
         "halving": _LARGEST,
+        "gallops": '''
+def largest_chunk(seconds, limit, most):
+    step = 1
+    while step <= most and seconds(step) <= limit:
+        step *= 2
+    low, high = step // 2, min(step, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if seconds(middle) <= limit else (low, middle)
+    return low
+''',
         "steps of powers of two": '''
 def largest_chunk(seconds, limit, most):
     best, step = 0, 1 << most.bit_length()
@@ -376,6 +408,10 @@ def plan_tokens(pending, budget, limit):
                                              "        budget -= plan[i]\n        pending[i] -= plan[i]\n"),
         "hands the input back": _changed(_PLAN, "    return plan", "    return pending if plan == pending else plan"),
         "only those who get something": _changed(_PLAN, "return plan", "return [tokens for tokens in plan if tokens]"),
+        "one list for all answers": "OUT = []\n" + _changed(_PLAN, "    plan = [0] * len(pending)\n",
+                                                            "    plan = OUT\n    plan[:] = [0] * len(pending)\n"),
+        "an array": _changed(_PLAN, "    return plan", "    import numpy\n    return numpy.array(plan)"),
+        "a list of what an array holds": _changed(_PLAN, "    return plan", "    import numpy\n    return list(numpy.array(plan))"),
         "True for one": _changed(_PLAN, "plan[i] = min(pending[i], limit, budget)",
                                  "plan[i] = min(pending[i], limit, budget)\n        plan[i] = True if plan[i] == 1 else plan[i]"),
         "a spare token is kept": _changed(_PLAN, "min(pending[i], limit, budget)",
@@ -389,6 +425,9 @@ def plan_tokens(pending, budget, limit):
         "newcomers have a budget of their own": _changed(_TABLE, "left = budget - sum(row)", "left = budget"),
         "newcomers do not share": _changed(_TABLE, "            left -= row[entered]\n", ""),
         "who gets nothing enters too": _changed(_TABLE, "<= step and left > 0:", "<= step:"),
+        "nobody enters while one inside gets nothing": _changed(
+            _TABLE, "left = budget - sum(row)", "left = budget - sum(row) if all(row[i] for i in running) else 0"),
+        "came, then rows": _changed(_TABLE, "return rows, came", "return came, rows"),
         "arrivals are seen a step late": _changed(_TABLE, "requests[entered][0] <= step", "requests[entered][0] < step"),
         "arrivals are not looked at": _changed(_TABLE, "requests[entered][0] <= step and ", ""),
         "the plan is asked about newcomers as well": '''
@@ -482,10 +521,26 @@ def chunk_work(sizes):
     "knee": {
         "one FLOP a weight": _changed(_KNEE, "(2 * memory_rate)", "memory_rate"),
         "two bytes, always": _changed(_KNEE, "bytes_per_weight * flops_rate", "2 * flops_rate"),
-        "rounds down": _changed(_KNEE, "math.ceil(", "math.floor("),
-        "rounds": _changed(_KNEE, "math.ceil(", "round("),
-        "a float": _changed(_KNEE, "math.ceil", ""),
-        "one too many": _changed(_KNEE, "memory_rate))", "memory_rate)) + 1"),
+        "rounds up, and stops at a tie": _changed(_KNEE, "math.floor(", "math.ceil(").replace(" + 1", ""),
+        "at least 1, and stops at a tie": '''
+import math
+
+def knee(flops_rate, memory_rate, num_weights, bytes_per_weight):
+    return max(1, math.ceil(bytes_per_weight * flops_rate / (2 * memory_rate)))
+''',
+        "tries until the arithmetic takes as long": '''
+def knee(flops_rate, memory_rate, num_weights, bytes_per_weight):
+    n = 1
+    while 2 * n * num_weights / flops_rate < num_weights * bytes_per_weight / memory_rate:
+        n += 1
+    return n
+''',
+        "rounds down": _changed(_KNEE, " + 1", ""),
+        "rounds": _changed(_KNEE, "math.floor(", "round(").replace(" + 1", ""),
+        "rounds, and adds one": _changed(_KNEE, "math.floor(", "round("),
+        "a float": _changed(_KNEE, "math.floor", ""),
+        "one too many": _changed(_KNEE, " + 1", " + 2"),
+        "no bytes": _changed(_KNEE, "bytes_per_weight * flops_rate", "flops_rate"),
         "one token is never enough": _changed(_KNEE, "return math", "return 2 if flops_rate < memory_rate else math"),
         "upside down": _changed(_KNEE, "bytes_per_weight * flops_rate / (2 * memory_rate)",
                                 "2 * memory_rate / (bytes_per_weight * flops_rate)"),
@@ -540,6 +595,22 @@ def largest_chunk(seconds, limit, most):
         return most
     return max(0, int((limit - first) / (last - first) * most)) if last > first else 0
 ''',
+        "twenty rounds": '''
+def largest_chunk(seconds, limit, most):
+    low, high = 0, most
+    for _ in range(20):
+        if low == high:
+            break
+        middle = (low + high + 1) // 2
+        if seconds(middle) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+''',
+        "asks three times": _changed(_LARGEST, "if seconds(middle) <= limit:",
+                                     "if seconds(middle) <= limit and seconds(middle) <= limit and seconds(middle) <= limit:"),
+        "one below 0": _changed(_LARGEST, "return low", "return low if low or seconds(0) <= limit else -1"),
         "thinks that 1 always fits": _changed(_LARGEST, "low, high = 0, most", "low, high = 1, most"),
         "a float": _changed(_LARGEST, "return low", "return float(low)"),
     },
@@ -565,6 +636,7 @@ def expected_tokens(acceptance, num_drafts):
 ''',
         "no own token if all are accepted": _changed(_EXPECTED, "return total", "return total - acceptance ** num_drafts * "
                                                      "(num_drafts > 0)"),
+        "two decimals": _changed(_EXPECTED, "return total", "return round(total, 2)"),
         "whole tokens": _changed(_EXPECTED, "return total", "return round(total)"),
     },
 }  # fmt: skip
