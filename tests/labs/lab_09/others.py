@@ -181,13 +181,6 @@ def may_resume(request, room):
     taken = room.needed + room.promised
     return room.num_growing == 0 or taken + spare(room.num_growing, request.num_preemptions) <= room.free
 ''',
-        "a sum in numpy": _NUMPY + '''
-def may_resume(request, room):
-    if room.num_growing == 0:
-        return np.bool_(True)
-    wanted = sum([room.needed, room.promised] + [room.num_growing] * (request.num_preemptions + 1))
-    return np.bool_(wanted <= room.free)
-''',
     },
     "wasted_tokens": {"a mark": _WASTE, "a counter of positions": _COUNTED, "a defaultdict": _DEFAULTS},
 }
@@ -355,6 +348,13 @@ def swap_or_recompute(request, num_blocks, num_free_cpu_blocks, prices=None):
         "any room will do": _changed(_HOW, "num_blocks > num_free_cpu_blocks", "num_free_cpu_blocks == 0"),
     },
     "may_resume": {
+        "numpy's True": _NUMPY + '''
+def may_resume(request, room):
+    if room.num_growing == 0:
+        return np.bool_(True)
+    wanted = sum([room.needed, room.promised] + [room.num_growing] * (request.num_preemptions + 1))
+    return np.bool_(wanted <= room.free)
+''',
         "always": '''
 def may_resume(request, room):
     return True
