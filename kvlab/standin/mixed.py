@@ -1,7 +1,7 @@
 """Split-KV, mixed batches and INT8 in the small: what lab 11 builds, and what it uses where a part is unsolved.
 
-The same as kvlab_kernels.split_kv, varlen and quantized, with fewer arguments: contiguous q and out, block sizes and head dims
-that are powers of two.
+The same as kvlab_kernels.split_kv, varlen and quantized, with fewer arguments: contiguous q and out, block sizes and
+head dims that are powers of two.
 
     choose_num_splits  how many programs share one sequence     merge          their results as one, by log-sum-exp
     sweep              lab 10's walk, from start to end         split_kernel   a program for a part of a sequence
