@@ -514,7 +514,6 @@ class Varlen(_Attends):
     name, points, minutes, section = "varlen_kernel", 5, 25, "L33 4.2-4.4"
     defines = ("varlen_kernel",)
     ours = {"varlen_kernel": OURS + "varlen_kernel"}
-    bars = ()
     driver = "Varlen"
     hints = (
         say("First find out who you are: the sequence, how many rows it has in this step, and the first position of your block "
@@ -724,7 +723,6 @@ class SweepInt8(_Attends):
     name, points, minutes, section, stretch = "sweep_int8", 4, 20, "PAV 3.1", True
     defines = ("sweep_int8",)
     ours = {"sweep_int8": OURS + "sweep_int8"}
-    bars = (OURS + "int8_kernel",)
     driver = "Int8"
     hints = (
         say("q . (scale * k) is scale * (q . k): K's scale may wait until after the product. And weight * (scale * v) is (weight * "

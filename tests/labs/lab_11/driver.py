@@ -254,7 +254,7 @@ class Quantize:
         found = self.student.quantize(x)
         if x.tobytes() != before:
             raise ValueError("x has changed")
-        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(y, np.ndarray) for y in found):
+        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(y, np.ndarray | np.generic) for y in found):
             raise ValueError("quantize returns two arrays: numbers, scales")
         return found
 
