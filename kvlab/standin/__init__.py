@@ -11,6 +11,7 @@
     language  the operations, tl.load to tl.dot: those that paged attention needs, no more
     launch    @triton.jit, kernel[grid](...), and record(), which counts the bytes that a launch asks for
     decode    the decode kernels of lab 10 on it
+    mixed     those of lab 11: split-KV, mixed batches, INT8
 
 It needs NumPy alone, so it runs where Triton has no wheel; it is quicker than Triton's interpreter, and says more when
 something goes wrong. It knows nothing of time, of warps or of how a GPU lays out a block. The same source goes through

@@ -18,6 +18,7 @@ OF_LAB = {  # lab -> the parts that it must give
     "08": {"plan_tokens"},
     "09": {"choose_victim", "swap_or_recompute", "may_resume"},
     "10": {"attention"},
+    "11": {"attention"},
 }
 
 

@@ -13,7 +13,7 @@ LAB = LabInfo(title=say("Split-KV, mixed batches, INT8"), sections="L33 2.3, 4.2
 OURS = "kvlab.standin.mixed:"
 DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "values": "positions", "scores": "random",
             "spread": False, "tile": 16, "splits": 2, "split_tokens": 16, "query_lens": None, "block_q": 4,
-            "padding": 0}  # fmt: skip
+            "padding": 0, "fewer": 0}  # fmt: skip
 
 
 def number(kind, seq, position, head, d):
@@ -98,6 +98,7 @@ def told(options):
     parts += [f"tile {c['tile']}"] if c["tile"] != 16 else []
     parts += ["blocks 2^30 elements apart"] if c["spread"] else []
     parts += [f"{_n(c['padding'], 'row')} of padding behind"] if c["padding"] else []
+    parts += [f"each head of a group sees {c['fewer']} tokens fewer than the one before"] if c["fewer"] else []
     return "; ".join(parts)
 
 
@@ -704,6 +705,8 @@ class Quantize(Exercise):
     def explain_error(self, op, expected, error, message):
         if "has changed" in message:
             return say("x is the model's: leave it as it is, and return new arrays.")
+        if "NaN was made" in message:
+            return say("A row of zeros has scale 0, and 0 / 0 is NaN. What NaN becomes as int8 is another thing on each machine.")
         return None
 
 
@@ -742,6 +745,8 @@ class SweepInt8(_Attends):
         int8_case(40, block_size=8, head_dim=32),
         int8_case(33, 20, block_size=16, kv_heads=2, group=2, head_dim=32),
         int8_case(20, scores="large", head_dim=32),
+        int8_case(9, group=3, fewer=3, values="positions", why=say("Each row has a limit of its own.")),
+        int8_case(40, group=4, fewer=9, kv_heads=2, head_dim=32),
         int8_case(9, scores="hot"),
         int8_case(9, scores="cold"),
         int8_case(30, block_size=1, tile=32),
@@ -753,6 +758,11 @@ class SweepInt8(_Attends):
         """Attention over numbers that are rounded first."""
 
         int8 = True
+
+        def head(self, seq, head):
+            length = self.lens[seq]
+            sees = max(length - head % self.group * self.case["fewer"], 1) if length else 0
+            return self.close(self.attention(seq, 0, head, range(sees))[0])
 
         def bytes_read(self, name):
             tile, heads = self.case["tile"], self.case["kv_heads"]

@@ -6,6 +6,7 @@ its scale), the tables' tails hold -1, and what a kernel writes to holds NaN bef
 
 import inspect
 import math
+import warnings
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from kvlab.standin import mixed as ours
 
 DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "values": "positions", "scores": "random",
             "spread": False, "tile": 16, "splits": 2, "split_tokens": 16, "query_lens": None, "block_q": 4,
-            "padding": 0}  # fmt: skip
+            "padding": 0, "fewer": 0}  # fmt: skip
 FAR = 1 << 30
 
 
@@ -251,7 +252,11 @@ class Quantize:
     def _do(self, x, dtype):
         x = np.array(x, dtype)
         before = x.tobytes()
-        found = self.student.quantize(x)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = self.student.quantize(x)
+        if any("encountered in cast" in str(one.message) for one in warned):
+            raise ValueError("NaN was made a whole number")
         if x.tobytes() != before:
             raise ValueError("x has changed")
         if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(y, np.ndarray | np.generic) for y in found):
@@ -289,7 +294,8 @@ class Int8:
             self.out = np.full_like(self.q, np.nan)
             with record() as self.traffic:
                 ours.launch_int8(self.student.sweep_int8, self.out, self.q, self.keys, self.values, self.key_scales,
-                                 self.value_scales, self.paged.tables, self.paged.lens, tile=self.paged.case["tile"])  # fmt: skip
+                                 self.value_scales, self.paged.tables, self.paged.lens, tile=self.paged.case["tile"],
+                                 fewer=self.paged.case["fewer"])  # fmt: skip
 
     def head(self, seq, head):
         self.launch()

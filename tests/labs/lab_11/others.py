@@ -244,7 +244,8 @@ CORRECT = {
     "merge": {"one after the other": _MERGE, "pair by pair": _MERGE_ONLINE},
     "split_kernel": {"two branches": _SPLIT, "a walk of its own": _SPLIT_WALK},
     "find_sequence": {"both ends inside": _FIND},
-    "varlen_kernel": {"rows of the whole batch": _VARLEN},
+    "varlen_kernel": {"rows of the whole batch": _VARLEN, "heads before positions": _changed(
+        _VARLEN, ("mine + r // GROUP", "mine + r % BLOCK_Q"), ("+ r % GROUP", "+ r // BLOCK_Q"))},
     "quantize": {"row by row": _QUANTIZE},
     "sweep_int8": {"numbers are widened first": _INT8, "scales wait": _INT8_LATE},
     "decode_attention": {"a launch for each sequence": _DECODE, "a merge of its own": _DECODE_ONE, "all are merged": _DECODE_BATCH},
@@ -365,7 +366,7 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "the walk ends with the context": ("tl.minimum(n - behind + mine + BLOCK_Q, n)", "tl.maximum(n - behind + mine, 1)"),
         "the walk goes behind the end": ("tl.minimum(n - behind + mine + BLOCK_Q, n)", "n - behind + mine + BLOCK_Q"),
         "one row too few": ("n - behind + mine + BLOCK_Q, n)", "n - behind + mine + BLOCK_Q - 1, n)"),
-        "heads before positions": [("mine + r // GROUP", "mine + r % BLOCK_Q"), ("+ r % GROUP", "+ r // BLOCK_Q")],
+        "heads before positions, half": ("mine + r // GROUP", "mine + r % BLOCK_Q"),
         "heads and positions mixed": ("+ r % GROUP", "+ r // GROUP"),
         "rows of the next sequence": (" & (token < behind)", ""),
         "padding rows": ("(r < BLOCK_Q * GROUP) & ", ""),
