@@ -448,7 +448,10 @@ def varlen_kernel(
     ROWS: tl.constexpr,  # >= BLOCK_Q * GROUP
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):
-    """BLOCK_Q rows of one sequence, for one KV head. Grid (T // BLOCK_Q + num_seqs, num_kv_heads)."""
+    """BLOCK_Q rows of one sequence, for one KV head.
+
+    The grid is (T // BLOCK_Q + num_seqs, num_kv_heads).
+    """
     block, kv_head = tl.program_id(0), tl.program_id(1)
     seq = whose(query_start_loc, num_seqs, block, BLOCK_Q)
     row = tl.arange(0, ROWS)
@@ -596,7 +599,8 @@ dims = shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim
 rows, blocks = [], {}
 for name, dtype_bytes, scale_bytes in (("bf16", 2, 0), ("INT8, no scales", 1, 0), ("INT8, a scale for each token and head", 1, 4)):
     token = kv_bytes_per_token(*dims, dtype_bytes, scale_bytes)
-    blocks[name] = num_gpu_blocks(24 * GIB, 0.9, 15_230_000_000, 2 * GIB, GIB // 2, 16 * token)
+    # on 24 GiB; 2 GiB for activations and 0.5 for CUDA graphs are assumed
+    blocks[name] = num_gpu_blocks(24 * GIB, 0.9, shape.weight_bytes(), 2 * GIB, GIB // 2, 16 * token)
     rows.append((name, f"{token:,}", f"{blocks[name]:,}", f"{blocks[name] / blocks['bf16']:.3f}"))
 table(("K and V in", "bytes of a token", "num_gpu_blocks of 16, on 24 GiB", "times as many"), rows)
 lab.compare("tokens", blocks["INT8, a scale for each token and head"] / blocks["bf16"])
@@ -647,7 +651,8 @@ def sweep_int8(
         v = tl.load(values + at[:, None] + d[None, :], mask=known[:, None], other=0)
         scores = tl.dot(query, k.to(query.dtype), input_precision="ieee")
         scores = scores * scale_log2e * k_scale[None, :]
-        scores = tl.where(known[None, :] & (token[None, :] < limit[:, None]), scores, -float("inf"))
+        visible = known[None, :] & (token[None, :] < limit[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
         m_new = tl.maximum(m, tl.max(scores, axis=1))
         alpha = tl.exp2(m - m_new)
         p = tl.exp2(scores - m_new[:, None])
@@ -723,8 +728,8 @@ SPLIT_TOKENS = 32
 def decode_attention(q, keys, values, block_tables, seq_lens):
     """Attention of one query a sequence; the bits of a sequence depend on nobody else.
 
-    q [num_seqs, num_heads, head_dim]; keys, values [num_blocks, block_size, num_kv_heads, head_dim];
-    block_tables int32 [num_seqs, width]; seq_lens int32 [num_seqs], maybe none, maybe 0.
+    q [num_seqs, num_heads, head_dim]; keys, values [num_blocks, block_size, num_kv_heads,
+    head_dim]; block_tables int32 [num_seqs, width]; seq_lens int32 [num_seqs], maybe none, maybe 0.
     Returns a new array like q.
     """
     ### BEGIN SOLUTION

@@ -1,4 +1,4 @@
-"""Lab 11's kernels on the stand-in: right beside plain attention, the same bits under Triton, as the project's own kernels."""
+"""Lab 11's kernels on the stand-in: right, the same bits under Triton, the same rules as the project's own kernels."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,8 @@ def rows_of(batch):
     for seq, n in enumerate(batch.seq_lens):
         start, end = batch.query_start_loc[seq : seq + 2]
         for row in range(start, end):
-            yield row, attend_gathered(batch.q[row], batch.keys, batch.values, batch.block_tables[seq], int(n - (end - 1 - row)))
+            pages = batch.keys, batch.values, batch.block_tables[seq]
+            yield row, attend_gathered(batch.q[row], *pages, int(n - (end - 1 - row)))
 
 
 def test_splits_are_merged_to_attention(case):
@@ -41,7 +42,8 @@ def test_splits_are_merged_to_attention(case):
 def test_a_sequence_has_the_same_bits_alone(case):
     together = mixed.decode_attention(*case)
     for s in range(3):
-        alone = case._replace(q=case.q[s : s + 1], block_tables=case.block_tables[s : s + 1], seq_lens=case.seq_lens[s : s + 1])
+        at = slice(s, s + 1)
+        alone = case._replace(q=case.q[at], block_tables=case.block_tables[at], seq_lens=case.seq_lens[at])
         assert np.array_equal(mixed.decode_attention(*alone)[0], together[s])
 
 
@@ -92,9 +94,9 @@ def test_triton_gives_the_same_bits_of_int8(case):
 @needs_triton
 def test_the_rules_are_those_of_the_kernels():
     import torch
-    from kvlab_kernels.split_kv import choose_num_splits
 
     from kvlab.model.quantize import quantize
+    from kvlab_kernels.split_kv import choose_num_splits
 
     for seqs in (1, 3, 33, 66, 200):
         for length in (0, 255, 511, 512, 8191, 8192, 100_000):

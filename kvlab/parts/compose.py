@@ -29,7 +29,7 @@ class Parts:
     fork, ensure_writable: as in kvlab.blocks.sharing (lab 04).
     prefix_index: class (block_size) as PrefixIndex (labs 05, 06); with enable_prefix_caching.
     admit, plan_tokens, choose_victim, swap_or_recompute, may_resume: as in kvlab.schedule.policies (labs 07 to 09).
-    attention: as kvlab.standin.decode.paged_attention; decodes on a CPU (labs 10, 11). Needs a model: slot-echo has none.
+    attention: as kvlab.standin.decode.paged_attention; decodes on a CPU (labs 10, 11). Needs a model: no slot-echo.
     """
 
     sizing: Any = None

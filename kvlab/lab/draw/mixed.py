@@ -22,7 +22,8 @@ def occupancy(launches: Mapping[str, int], sms: int, columns: int = 22) -> Any:
             if each:
                 ax.text(x + 0.43, y + 0.45, str(each), ha="center", va="center", fontsize=9)
         busy = min(programs, sms)
-        ax.set_title(f"{title}: {programs:,} programs, {busy} of {sms} multiprocessors have work", loc="left", fontsize=11)
+        told = f"{title}: {programs:,} programs, {busy} of {sms} multiprocessors have work"
+        ax.set_title(told, loc="left", fontsize=11)
         ax.set(xlim=(-0.1, columns), ylim=(-(-sms // columns), -0.1))
         ax.axis("off")
     return figure
@@ -69,8 +70,8 @@ def staircase(pairs: Sequence[tuple[int, int]], blocks: Sequence[tuple[int, int,
             for row in range(block[1], block[2]):
                 for token in range(length):
                     seen = token <= length - rows + row
-                    ax.add_patch(Rectangle((token, row), 1, 1, facecolor=fill if seen else "white", edgecolor=INK, lw=0.5,
-                                           hatch=hatch if seen else ""))  # fmt: skip
+                    look = {"facecolor": fill, "hatch": hatch} if seen else {"facecolor": "white"}
+                    ax.add_patch(Rectangle((token, row), 1, 1, edgecolor=INK, lw=0.5, **look))
             ends = length - rows + block[2]
             ax.add_patch(Rectangle((0, block[1]), ends, block[2] - block[1], facecolor="none", edgecolor=INK, lw=2.4))
             ax.text(widest + 0.5, (block[1] + block[2]) / 2, f"block {number}", va="center", fontsize=10)

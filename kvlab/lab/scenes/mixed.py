@@ -68,7 +68,7 @@ def make_batch(pairs: Sequence[tuple[int, int]], seed: int = 0, **options: int) 
 
 
 def query_blocks(rows: Sequence[int], block_q: int) -> list[tuple[int, int, int] | None]:
-    """For each program along axis 0: (sequence, first row, one behind its last) of the chunk, or None: nothing to do."""
+    """For each program along axis 0: (sequence, first row, one behind its last) in the chunk; None: nothing to do."""
     found: list[tuple[int, int, int] | None] = [None] * (sum(rows) // block_q + len(rows))
     start = 0
     for seq, count in enumerate(rows):
