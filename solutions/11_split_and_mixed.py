@@ -672,7 +672,7 @@ k8, k8_scales = eight(np.nan_to_num(two.keys))
 v8, v8_scales = eight(np.nan_to_num(two.values))
 out8 = np.full_like(two.q, np.nan)
 with record() as traffic:
-    ours.launch_int8(walk8, out8, two.q, k8, v8, k8_scales, v8_scales, two.block_tables, two.seq_lens)
+    ours.launch_int8(ours.with_sweep(walk8), out8, two.q, k8, v8, k8_scales, v8_scales, two.block_tables, two.seq_lens)
 stored = two._replace(keys=k8 * k8_scales[..., None], values=v8 * v8_scales[..., None])
 print(f"against attention over what is stored: off by {np.abs(out8 - reference(stored)).max():.1e}")
 print(f"against attention over fp32:           off by {np.abs(out8 - reference(two)).max():.1e}")

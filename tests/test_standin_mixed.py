@@ -62,7 +62,7 @@ def quantized(case):
 def test_int8_is_attention_over_what_is_stored(case):
     (k, v), (k_scales, v_scales) = quantized(case)
     out = np.full_like(case.q, np.nan)
-    mixed.launch_int8(mixed.sweep_int8, out, case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens)
+    mixed.launch_int8(mixed.with_sweep(mixed.sweep_int8), out, case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens)
     stored = case._replace(keys=k * k_scales[..., None], values=v * v_scales[..., None])
     assert np.allclose(out, plain(stored), atol=1e-5) and not np.allclose(out, plain(case), atol=1e-5)
 
@@ -82,13 +82,10 @@ def test_triton_gives_the_same_bits(case, batch):
 def test_triton_gives_the_same_bits_of_int8(case):
     (k, v), (k_scales, v_scales) = quantized(case)
     outs = [np.full_like(case.q, np.nan) for _ in range(2)]
-    mixed.launch_int8(mixed.sweep_int8, outs[0], case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens,
-                      fewer=7)  # fmt: skip
     kernel = mixed.with_sweep(mixed.sweep_int8)
-    strides, sizes = mixed._sizes(case.q, k, 16)
-    under_triton(kernel)[2, 3](outs[1], case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens,
-                               mixed.LOG2E / np.sqrt(32), 7, case.block_tables.shape[1], *strides, **sizes)  # fmt: skip
-    assert np.allclose(*outs, atol=1e-6)
+    for out, one in zip(outs, (kernel, under_triton(kernel)), strict=True):
+        mixed.launch_int8(one, out, case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens, fewer=7)
+    assert np.array_equal(*outs)
 
 
 @needs_triton

@@ -241,14 +241,14 @@ def launch_varlen(kernel, out, q, keys, values, block_tables, seq_lens, query_st
     )  # fmt: skip
 
 
-def launch_int8(walk, out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, tile=16,
+def launch_int8(kernel, out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, tile=16,
                 fewer=0):  # fmt: skip
-    """Decode over int8 keys and values with fp32 scales [num_blocks, block_size, num_kv_heads], by a sweep_int8.
+    """Decode over int8 keys and values with fp32 scales [num_blocks, block_size, num_kv_heads].
 
-    fewer: the i-th head of a group sees i * fewer tokens fewer (at least one).
+    kernel: with_sweep(a sweep_int8). fewer: the i-th head of a group sees i * fewer tokens fewer (at least one).
     """
     strides, sizes = _sizes(q, keys, tile)
-    with_sweep(walk)[keys.shape[2], len(q)](
+    kernel[keys.shape[2], len(q)](
         out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, LOG2E / math.sqrt(q.shape[2]), fewer,
         block_tables.shape[1], *strides, **sizes,
     )  # fmt: skip

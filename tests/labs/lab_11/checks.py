@@ -98,7 +98,7 @@ def told(options):
     parts += [f"tile {c['tile']}"] if c["tile"] != 16 else []
     parts += ["blocks 2^30 elements apart"] if c["spread"] else []
     parts += [f"{_n(c['padding'], 'row')} of padding behind"] if c["padding"] else []
-    parts += [f"each head of a group sees {c['fewer']} tokens fewer than the one before"] if c["fewer"] else []
+    parts += [f"limit falls by {c['fewer']} from one head of a group to the next"] if c["fewer"] else []
     return "; ".join(parts)
 
 
@@ -747,6 +747,8 @@ class SweepInt8(_Attends):
         int8_case(20, scores="large", head_dim=32),
         int8_case(9, group=3, fewer=3, values="positions", why=say("Each row has a limit of its own.")),
         int8_case(40, group=4, fewer=9, kv_heads=2, head_dim=32),
+        int8_case(9, group=2, fewer=-7, why=say("A limit may lie behind the end of the walk: what is not read counts for nobody.")),
+        int8_case(9, spread=True),
         int8_case(9, scores="hot"),
         int8_case(9, scores="cold"),
         int8_case(30, block_size=1, tile=32),
@@ -761,7 +763,7 @@ class SweepInt8(_Attends):
 
         def head(self, seq, head):
             length = self.lens[seq]
-            sees = max(length - head % self.group * self.case["fewer"], 1) if length else 0
+            sees = min(max(length - head % self.group * self.case["fewer"], 1), length)
             return self.close(self.attention(seq, 0, head, range(sees))[0])
 
         def bytes_read(self, name):

@@ -293,7 +293,8 @@ class Int8:
         if self.out is None:
             self.out = np.full_like(self.q, np.nan)
             with record() as self.traffic:
-                ours.launch_int8(self.student.sweep_int8, self.out, self.q, self.keys, self.values, self.key_scales,
+                kernel = FarKernel(ours.with_sweep(self.student.sweep_int8), self.paged.case["spread"])
+                ours.launch_int8(kernel, self.out, self.q, self.keys, self.values, self.key_scales,
                                  self.value_scales, self.paged.tables, self.paged.lens, tile=self.paged.case["tile"],
                                  fewer=self.paged.case["fewer"])  # fmt: skip
 

@@ -426,6 +426,8 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "dead scales of V are read": ("vs = tl.load(value_scales + n, mask=live, other=0.0)", "vs = tl.load(value_scales + n)"),
         "no other for V's scale": ("vs = tl.load(value_scales + n, mask=live, other=0.0)",
                                    "vs = tl.load(value_scales + n, mask=live)"),
+        "no end": ("live[None, :] & (p[None, :] < limit[:, None])", "p[None, :] < limit[:, None]"),
+        "offsets in 32 bits": (".to(tl.int64)", ""),
         "no limit": (" & (p[None, :] < limit[:, None])", " | (p[None, :] < 0)"),
         "total is not rescaled": ("total * shrink", "total"),
         "result is not rescaled": ("mean * shrink[:, None]", "mean"),
