@@ -62,7 +62,8 @@ def quantized(case):
 def test_int8_is_attention_over_what_is_stored(case):
     (k, v), (k_scales, v_scales) = quantized(case)
     out = np.full_like(case.q, np.nan)
-    mixed.launch_int8(mixed.with_sweep(mixed.sweep_int8), out, case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens)
+    kernel = mixed.with_sweep(mixed.sweep_int8)
+    mixed.launch_int8(kernel, out, case.q, k, v, k_scales, v_scales, case.block_tables, case.seq_lens)
     stored = case._replace(keys=k * k_scales[..., None], values=v * v_scales[..., None])
     assert np.allclose(out, plain(stored), atol=1e-5) and not np.allclose(out, plain(case), atol=1e-5)
 
