@@ -4,6 +4,7 @@
     llm.generate(["What is a KV cache?"], SamplingParams(max_tokens=40))[0].outputs[0].text
     llm.chat([{"role": "user", "content": "What is a block table?"}])
     for delta in llm.stream("..."): print(delta.text, end="")
+    llm.add_request("...", params); llm.step()               # a step at a time, for many at once: kvlab.serve
     llm.branch("...").fork()                                 # held between calls: kvlab.engine.branch
 
 All prompts of a call run together: what they share is computed once, and each leaves the batch as it finishes.
@@ -121,14 +122,14 @@ class LLM:
         try:
             for i, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
                 where = f"prompt {i}: " if len(prompts) > 1 else ""
-                requests.append(self._add(prompt, param, where, priorities[i], cache_salt))
+                requests.append(self._begin(prompt, param, priorities[i], cache_salt, where))
             for request in requests:
                 for _ in self._run(request.request_id):
                     pass  # the processor keeps what each step brought
             return [self.processor.output(request.request_id) for request in requests]
         finally:
             for request in requests:
-                self._forget(request.request_id)
+                self.abort_request(request.request_id)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of every prompt, as `transformers` does with num_beams (L33 2.4).
@@ -155,7 +156,7 @@ class LLM:
                     self._start(request, where)
                     requests.append(request)
             while any(self.engine.scheduler.is_unfinished(request.request_id) for request in requests):
-                self._step()
+                self.step()
             return [
                 beam_output(request, prompt if isinstance(prompt, str) else None, self.tokenizer)
                 for request, prompt in zip(requests, prompts, strict=True)
@@ -180,7 +181,7 @@ class LLM:
         if sampling_params is not None and sampling_params.num_sequences > sampling_params.n:
             raise ValueError(f"best_of is {sampling_params.best_of}: which are best is known at the end; use generate")
         prompt = self._templated(prompt)
-        request = self._add(prompt, sampling_params or GREEDY, "", priority, cache_salt)
+        request = self._begin(prompt, sampling_params or GREEDY, priority, cache_salt)
         deltas = self._deltas(request.request_id)
         next(deltas)  # started, so that it cleans up behind itself even if nobody ever reads it
         return deltas
@@ -211,7 +212,7 @@ class LLM:
             yield None
             yield from self._run(request_id)
         finally:
-            self._forget(request_id)
+            self.abort_request(request_id)
 
     def _run(self, request_id: str) -> Iterator[StreamDelta]:
         """Step the engine until the request has ended; what each step brought for it.
@@ -223,46 +224,66 @@ class LLM:
             while inbox:
                 yield inbox.popleft()
             if self.processor.is_unfinished(request_id):
-                self._step()
+                self.step()
 
-    def _step(self) -> None:
+    def _begin(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None,
+               where: str = "") -> Request:  # fmt: skip
         with interrupts_wait():
-            self.deliver(self.engine.step())
+            request = self.add_request(prompt, params, priority=priority, cache_salt=cache_salt, where=where)
+            self._inboxes[request.request_id] = deque()
+        return request
 
-    def deliver(self, outputs: list[EngineCoreOutput]) -> None:
-        """Put what the engine has brought where those who asked for it will look."""
-        for delta in self.processor.process(outputs):
-            self._inboxes[delta.request_id].append(delta)
+    def deliver(self, outputs: list[EngineCoreOutput]) -> list[StreamDelta]:
+        """Make text of what the engine has brought, and put it where those who asked for it will look."""
+        deltas = self.processor.process(outputs)
+        for delta in deltas:
+            if delta.request_id in self._inboxes:
+                self._inboxes[delta.request_id].append(delta)
+        return deltas
 
-    def _forget(self, request_id: str) -> None:
-        """End what is unfinished of a request, and throw its inbox away."""
-        with interrupts_wait():
-            self.engine.abort_request(request_id)
-            self._inboxes.pop(request_id, None)
-            self.processor.forget(request_id)
+    # ---- one step at a time, for who serves many at once (kvlab.serve)
 
-    def _add(self, prompt: Prompt, params: SamplingParams, where: str, priority: int = 0,
-             cache_salt: str | None = None) -> Request:  # fmt: skip
+    def add_request(self, prompt: Prompt, sampling_params: SamplingParams, *, priority: int = 0,
+                    cache_salt: str | None = None, name: str = "", where: str = "") -> Request:  # fmt: skip
+        """Queue one prompt for the steps to come; `where` goes before the words of an error.
+
+        The id is a number, behind `name` if one is given. ValueError, and nothing changed, if it can never be served.
+        """
         prompt = bare(prompt)
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"{where}sampling_params is {params!r}: give a SamplingParams")
-        if params.stop and not self.tokenizer.exists:
+        if not isinstance(sampling_params, SamplingParams):
+            raise ValueError(f"{where}sampling_params is {sampling_params!r}: give a SamplingParams")
+        if sampling_params.stop and not self.tokenizer.exists:
             raise ValueError(f"{where}stop strings need a tokenizer, and this model has none: use stop_token_ids")
         if isinstance(prompt, Branch):
             token_ids, held = prompt.token_ids, prompt.held_in(self, where, cache_salt)
             cache_salt = held.cache_salt
         else:
             token_ids, held = self.token_ids_of(prompt, where), None
-        self._check_tokens(params.stop_token_ids, where, "stop_token_ids")
-        self._check_tokens(params.logit_bias or (), where, "logit_bias")
-        request = Request(str(next(self._ids)), token_ids, params, eos_token_ids=self.model_config.eos_token_ids,
+        self._check_tokens(sampling_params.stop_token_ids, where, "stop_token_ids")
+        self._check_tokens(sampling_params.logit_bias or (), where, "logit_bias")
+        request_id = f"{name}-{next(self._ids)}" if name else str(next(self._ids))
+        request = Request(request_id, token_ids, sampling_params, eos_token_ids=self.model_config.eos_token_ids,
                           priority=priority, cache_salt=cache_salt)  # fmt: skip
         request.held = held
         with interrupts_wait():
             self._start(request, where)
-            self._inboxes[request.request_id] = deque()
             self.processor.register(request, prompt if isinstance(prompt, str) else None)
         return request
+
+    def step(self) -> list[StreamDelta]:
+        """One step of the engine; what it brought for each continuation. The last delta of a request has its usage."""
+        with interrupts_wait():
+            return self.deliver(self.engine.step())
+
+    def has_unfinished_requests(self) -> bool:
+        return self.engine.has_unfinished_requests()
+
+    def abort_request(self, request_id: str) -> None:
+        """End what is unfinished of a request, and forget it; ids that have ended or are unknown are harmless."""
+        with interrupts_wait():
+            self.engine.abort_request(request_id)
+            self._inboxes.pop(request_id, None)
+            self.processor.forget(request_id)
 
     def token_ids_of(self, prompt: Prompt, where: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of text or of token ids. ValueError if they are not for this model."""

@@ -93,7 +93,7 @@ class OutputProcessor:
             family.output.error = family.output.error or sequence.error
             family.num_left -= 1 + sequence.num_to_fork
         return StreamDelta(family.request.request_id, index, text, output.new_token_ids, finish_reason,
-                           sequence.error, logprobs)  # fmt: skip
+                           sequence.error, logprobs, stop_reason=stop_reason)  # fmt: skip
 
     def _take_logprobs(self, family: Family, completion: CompletionOutput,
                        output: EngineCoreOutput) -> list[dict[int, Logprob]] | None:  # fmt: skip

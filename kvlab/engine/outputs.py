@@ -63,7 +63,7 @@ class RequestOutput:
 class StreamDelta:
     """What one step added to continuation `index`: its new text and tokens, and why it ended if it did.
 
-    usage: in the very last delta of the request only.
+    stop_reason: as in CompletionOutput. usage: in the very last delta of the request only.
     """
 
     request_id: str
@@ -74,3 +74,4 @@ class StreamDelta:
     error: str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     usage: Usage | None = None
+    stop_reason: int | str | None = None

@@ -32,6 +32,15 @@ class Tokenizer:
             raise ValueError(f"{str(self.folder)!r} has no tokenizer (tokenizer.json): give prompts as token ids")
         return self._tokenizer
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer is not None and self._tokenizer.chat_template is not None
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text has at least len(text) / longest_token tokens."""
+        return max(map(len, self._needed().get_vocab()))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; some models want a special token before it."""
         return self._needed().encode(_checked(text), add_special_tokens=add_special_tokens)
