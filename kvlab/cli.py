@@ -1,4 +1,4 @@
-"""The command `kvlab` (also `python -m kvlab`): demo, generate, simulate, doctor, and the twins of the make targets.
+"""The command `kvlab` (also `python -m kvlab`): demo, generate, serve, simulate, doctor, the make targets' twins.
 
 Each command imports what it needs when it runs, so that `kvlab --help` starts at once and works without
 torch. A ValueError is the user's to mend, so it is shown as one red line and the exit code is 2; any other
@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import kvlab
-from kvlab import cli_labs, cli_sim
+from kvlab import cli_labs, cli_serve, cli_sim
 
 app = typer.Typer(
     help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
@@ -210,6 +210,7 @@ def calibrate(
         main(model, json_path, rounds=rounds, threads=threads, seconds=seconds)
 
 
+app.command()(cli_serve.serve)
 app.command()(cli_sim.simulate)
 
 

@@ -39,17 +39,19 @@ def repository() -> Path:
 
 
 @contextmanager
-def labs_extra() -> Iterator[None]:
-    """Answer a missing package of the labs extra with the command that gets it."""
+def needs(*extras: str) -> Iterator[None]:
+    """Answer a missing package of one of these extras with the command that gets it."""
     from kvlab.doctor import LOOKED_AT, pip_command
 
     try:
         yield
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in LOOKED_AT["labs"]:
-            raise
-        raise ValueError(f"this needs {package}, which is not installed. Type: {pip_command('labs')}") from None
+        for extra in extras:
+            if package in LOOKED_AT[extra]:
+                command = pip_command(extra)
+                raise ValueError(f"this needs {package}, which is not installed. Type: {command}") from None
+        raise
 
 
 def parts_of(notebooks: list[str]) -> Any:
@@ -136,7 +138,7 @@ def labs(
 ) -> None:
     """Make the notebooks in labs/ from their sources in solutions/ (make labs)."""
     root = repository()
-    with labs_extra():
+    with needs("labs"):
         from kvlab.lab.build import made_from, stale, write
 
         texts = made_from(_sources(root))
@@ -154,7 +156,7 @@ def solutions(
     """Run the solved labs from top to bottom, to solutions/html (make solutions)."""
     root = repository()
     failed = False
-    with labs_extra():
+    with needs("labs"):
         from kvlab.lab.solve import LabFailed, planned_seconds, run_solved, write_html
 
         for source in _sources(root):
@@ -177,7 +179,7 @@ def solutions(
 def student(dest: Annotated[Path, typer.Argument(help="A new or empty folder outside the repository.")]) -> None:
     """Build the tree that a class clones: without solutions, and without the tests of the checks (make student)."""
     root = repository()
-    with labs_extra():
+    with needs("labs"):
         from kvlab.lab.build import made_from, stale
         from kvlab.lab.student import build
 

@@ -26,6 +26,11 @@ class Event(NamedTuple):
     values: tuple
 
 
+def to_json_lines(events: Iterable[Event]) -> str:
+    """What Recorder.load reads: a line [step, kind, request_id, values] for each event."""
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
 class Recorder:
     """Keep the last `capacity` events; tell listeners of each as it happens."""
 
@@ -53,7 +58,7 @@ class Recorder:
 
     def save(self, path: str | Path) -> None:
         """Write the ring as JSON lines: [step, kind, request_id, values]."""
-        Path(path).write_text("".join(json.dumps(e) + "\n" for e in self._ring), encoding="utf-8")
+        Path(path).write_text(to_json_lines(self._ring), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "Recorder":

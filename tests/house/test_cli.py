@@ -82,7 +82,7 @@ def test_version():
 
 def test_every_command_is_in_the_help():
     text = kvlab_command("--help").stdout
-    names = "demo generate simulate doctor grade lab test test-all lint labs solutions student".split()
+    names = "demo generate serve simulate doctor grade lab test test-all lint labs solutions student".split()
     assert all(f" {name} " in text for name in names)
 
 

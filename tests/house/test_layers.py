@@ -36,6 +36,7 @@ LAYERS = [
     "demo",
     "doctor",
     "cli_labs",
+    "cli_serve",
     "cli_sim",
     "cli",
     "__main__",
