@@ -51,8 +51,8 @@ def request_failed() -> APIError:
 
 
 def _of_validation(error: RequestValidationError) -> APIError:
-    """The first thing that is wrong with a body, in one line: where, what was given, what it should be."""
-    first = error.errors()[0]
+    """One thing that is wrong with a body, in one line: where, what was given, what it should be."""
+    first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a field's several forms, the one meant
     if first["type"] == "json_invalid":
         return bad_request(f"the body is no valid JSON: {first['ctx']['error']}")
     path = [str(part) for part in first["loc"] if part != "body" and str(part) not in KINDS]

@@ -64,7 +64,8 @@ class Body(BaseModel):
             raise FieldError("stop", f"stop: use at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters")
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options without stream: set stream to true, or leave it out")
-        self.sampling_params(self.asked_max_tokens or self.default_max_tokens)  # its checks name field and remedy
+        asked = self.asked_max_tokens
+        self.sampling_params(self.default_max_tokens if asked is None else asked)  # its checks name field and remedy
         return self
 
     def sampling_params(self, max_tokens: int | None) -> SamplingParams:

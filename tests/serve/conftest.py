@@ -1,6 +1,7 @@
 """A real server on a free port, in this process, so that tests can look at the engine behind it."""
 
 import asyncio
+import json
 import threading
 import time
 from types import SimpleNamespace
@@ -49,7 +50,8 @@ class Running:
         return openai.AsyncOpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0, timeout=60, **options)
 
     def post(self, path: str, body: object, **options) -> httpx.Response:
-        return self.http.post(path, json=body, **options)
+        headers = {"Content-Type": "application/json"} | options.pop("headers", {})
+        return self.http.post(path, content=json.dumps(body), headers=headers, **options)
 
     def metric(self, name: str, **labels) -> float:
         """The value of a sample, at this moment."""
