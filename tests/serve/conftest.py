@@ -39,8 +39,16 @@ class Running:
         self.server = Server(self.app, self.args)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [sock]}, daemon=True)
         self._thread.start()
-        wait_until(lambda: self.server.started)
+        self.wait_until(lambda: self.server.started)
         self.http = httpx.Client(base_url=self.base, timeout=60)
+
+    @staticmethod
+    def wait_until(condition, seconds: float = 60) -> None:
+        """Until it is true; an AssertionError instead of a test that hangs."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it has not happened"
+            time.sleep(0.01)
 
     def openai(self, **options) -> "openai.OpenAI":
         key = options.pop("api_key", "none")
@@ -66,7 +74,7 @@ class Running:
         return asyncio.run(asyncio.wait_for(_ask(self.desk, self.llm.stats), 30))
 
     def wait_until_idle(self) -> None:
-        wait_until(lambda: not self.stats()["num_running"] + self.stats()["num_waiting"])
+        self.wait_until(lambda: not self.stats()["num_running"] + self.stats()["num_waiting"])
 
     def check_pool(self) -> None:
         """No block is lost, and none is held."""
@@ -82,14 +90,6 @@ class Running:
 
 async def _ask(desk, function):
     return await desk.ask(function)
-
-
-def wait_until(condition, seconds: float = 60) -> None:
-    """Until it is true; an AssertionError instead of a test that hangs."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not happened"
-        time.sleep(0.01)
 
 
 def make_server(model_options: dict | None = None, **args) -> Running:

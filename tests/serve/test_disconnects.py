@@ -5,8 +5,6 @@ import socket
 
 import pytest
 
-from tests.serve.conftest import wait_until
-
 LONG = {"model": "tiny", "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 
 
@@ -32,7 +30,7 @@ def steps_until_gone(server, client: socket.socket) -> int:
 def test_before_the_first_token(server, stream):
     server.slow = 0.2
     client = connect(server, LONG | {"stream": stream})
-    wait_until(lambda: server.desk.stats["num_running"] or server.desk._calls)
+    server.wait_until(lambda: server.desk.stats["num_running"] or server.desk._calls)
     assert steps_until_gone(server, client) <= 5  # of 1500; one was under way
 
 
@@ -41,12 +39,12 @@ def test_in_the_middle(server, stream):
     server.slow = 0.1
     before = server.num_steps
     client = connect(server, LONG | {"stream": stream})
-    wait_until(lambda: server.num_steps >= before + 4)
+    server.wait_until(lambda: server.num_steps >= before + 4)
     if stream:
         assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
     aborted = server.metric("vllm:request_success_total", finished_reason="abort")
     assert steps_until_gone(server, client) <= 5
-    wait_until(lambda: server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1)
+    server.wait_until(lambda: server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -54,7 +52,7 @@ def test_with_many_children_and_prompts(server, stream):
     server.slow = 0.1
     before = server.num_steps
     client = connect(server, LONG | {"stream": stream, "prompt": ["x", "y", "z"], "n": 3, "temperature": 1})
-    wait_until(lambda: server.num_steps >= before + 3)
+    server.wait_until(lambda: server.num_steps >= before + 3)
     assert steps_until_gone(server, client) <= 5
 
 
@@ -63,11 +61,11 @@ def test_while_waiting_for_a_seat(own_server, stream):
     server = own_server({"max_num_seqs": 1})
     server.slow = 0.05
     sitting = connect(server, LONG)
-    wait_until(lambda: server.desk.stats["num_running"] == 1)
+    server.wait_until(lambda: server.desk.stats["num_running"] == 1)
     waiting = connect(server, LONG | {"stream": stream})
-    wait_until(lambda: server.desk.stats["num_waiting"] == 1)
+    server.wait_until(lambda: server.desk.stats["num_waiting"] == 1)
     waiting.close()
-    wait_until(lambda: server.desk.stats["num_waiting"] == 0)
+    server.wait_until(lambda: server.desk.stats["num_waiting"] == 0)
     assert server.desk.stats["num_running"] == 1  # the other one goes on
     sitting.close()
     server.wait_until_idle()

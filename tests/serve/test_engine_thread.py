@@ -5,12 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra serve is not installed here")
-
-from kvlab.engine.outputs import StreamDelta, Usage  # noqa: E402
-from kvlab.sampling_params import SamplingParams  # noqa: E402
-from kvlab.serve.call import Call, Job  # noqa: E402
-from kvlab.serve.engine_thread import EngineThread, Report  # noqa: E402
+from kvlab.engine.outputs import StreamDelta, Usage
+from kvlab.sampling_params import SamplingParams
+from kvlab.serve.call import Call, Job
+from kvlab.serve.engine_thread import EngineThread, Report
 
 
 class FakeEngine:
