@@ -13,10 +13,11 @@ VENV := .venv
 comma := ,
 TWIN := $(VENV)/bin/python -m kvlab
 
-.PHONY: help demo test test-all lab labs solutions student lint clean
+.PHONY: help demo serve test test-all lab labs solutions student lint clean
 
 help:
 	@echo "make demo       the tour: one workload through three ways of managing the KV cache   [engine]"
+	@echo "make serve      the OpenAI server with the shipped model; ARGS=\"--port 8001\"          [engine,serve]"
 	@echo "make test       the tests without the slow ones                                      [test]"
 	@echo "make test-all   all of them, long fuzzing too                                        [test]"
 	@echo "make lab        JupyterLab on work/, your own copies of the labs                     [engine,labs]"
@@ -28,6 +29,9 @@ help:
 
 demo: $(VENV)/.has-engine
 	$(TWIN) demo $(ARGS)
+
+serve: $(VENV)/.has-engine,serve
+	$(TWIN) serve $(ARGS)
 
 test: $(VENV)/.has-test
 	$(TWIN) test $(ARGS)
@@ -57,7 +61,7 @@ clean:
 # One stamp per set of extras: pip runs only when it is missing, or older than what it was made from.
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
 	$(VENV)/bin/python -m pip install -c constraints.txt -e ".[$*]"
-	@touch "$@" $(if $(filter test,$*),$(addprefix $(VENV)/.has-,engine labs engine$(comma)labs))
+	@touch "$@" $(if $(filter test,$*),$(addprefix $(VENV)/.has-,engine labs engine$(comma)labs engine$(comma)serve))
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \

@@ -26,7 +26,7 @@ def make(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("target", "extras"),
     [
-        *[("demo", "engine"), ("test", "test"), ("test-all", "test"), ("lab", "engine,labs"), ("lint", "lint")],
+        *[("demo", "engine"), ("test", "test"), ("test-all", "test"), ("serve", "engine,serve"), ("lab", "engine,labs"), ("lint", "lint")],
         *[("labs", "labs"), ("solutions", "engine,labs"), ("student", "labs")],
     ],
 )

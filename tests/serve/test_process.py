@@ -139,8 +139,9 @@ def test_flags_reach_the_engine_and_the_server(monkeypatch):
     monkeypatch.setitem(vars(kvlab), "LLM", lambda model, **options: (model, options))
     monkeypatch.setenv("KVLAB_API_KEY", "from-env")
     flags = "--host 0.0.0.0 --port 1 --max-waiting 9 --drain-timeout 3 --max-model-len 64 --max-num-seqs 5"
-    flags += " --swap-space 0.5 --max-num-batched-tokens 99 --gpu-memory-utilization 0.5 --block-size 4 --seed 3 --dtype float32"
-    flags += " --no-enable-prefix-caching --enable-chunked-prefill --long-prefill-token-threshold 8 --device cpu"
+    flags += " --swap-space 0.5 --max-num-batched-tokens 99 --gpu-memory-utilization 0.5 --block-size 4 --seed 3"
+    flags += " --dtype float32 --no-enable-prefix-caching --enable-chunked-prefill --device cpu"
+    flags += " --long-prefill-token-threshold 8"
     monkeypatch.setattr(sys, "argv", ["kvlab", "serve", "some/folder", *flags.split()])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
