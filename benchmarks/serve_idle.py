@@ -1,14 +1,15 @@
 """What 200 idle streaming connections cost a step of the engine.
 
-    python benchmarks/serve_idle.py [--connections 200] [--rounds 10] [--seconds 3] [--running 4] [--json FILE]
+    python benchmarks/serve_idle.py [--connections 200] [--rounds 10] [--steps 300] [--running 4] [--json FILE]
 
 `kvlab serve` runs with `--running` seats and so many long streams in them. A connection is idle when its stream has
-begun (status and headers are there, and the opening chunk) and its request waits for a seat. Rounds take turns, without
-connections and with them, so both see the same machine: each counts the steps of `--seconds`, from
-vllm:iteration_tokens_total at its two ends. The claim is a ratio of 1.2 at most, of the medians of the time of a step.
+begun (status and headers are there, and the opening chunk) and its request waits for a seat. Rounds take turns,
+without connections and with them, so that both see the same machine, and both measure the same steps: the first
+`--steps` of new streams, because a step takes longer as contexts grow. The claim is a ratio of 1.2 at most, of the
+medians of a step's time.
 
-The clock is the server process's CPU time, all its threads, which other work on the machine stretches little; the wall's is
-printed beside it, and on a quiet machine both say the same. The clients are raw sockets that sleep.
+The clock is the server process's CPU time, of all its threads, which other work on the machine stretches little; the
+wall's is printed beside it. The clients are raw sockets that sleep.
 """
 
 import argparse
@@ -47,52 +48,57 @@ class Stream:
         self.socket.close()
 
 
-def drain(streams: list[Stream]) -> None:
-    """Read what has come, so that no buffer fills up."""
-    for stream in streams:
-        stream.socket.setblocking(False)
-        try:
-            while stream.socket.recv(1 << 20):
+def read_events(streams: list[Stream], number: int) -> None:
+    """Read until the first of `streams` has brought so many events; the others, so that no buffer fills up."""
+    seen = 0
+    while seen < number:
+        piece = streams[0].socket.recv(1 << 16)
+        if not piece:
+            raise RuntimeError("the server hung up")
+        seen += piece.count(b"data: ")
+        for stream in streams[1:]:
+            try:
+                stream.socket.recv(1 << 20, socket.MSG_DONTWAIT)
+            except BlockingIOError:
                 pass
-        except BlockingIOError:
-            pass
 
 
-def seconds_per_step(server: ServerProcess, running: list[Stream], seconds: float) -> tuple[float, float]:
-    """(CPU time, time on the wall) of the steps in about `seconds`."""
+def measure(server: ServerProcess, num_running: int, num_idle: int, steps: int) -> tuple[float, float]:
+    """(CPU time, time on the wall) of a step, of the first `steps` of new streams beside idle ones; nothing is left."""
+    sitting = [Stream(server.base, 1900, -1) for _ in range(num_running)]  # keep the seats while the others come
+    idle = [Stream(server.base, 8, 1) for _ in range(num_idle)]
+    running = [Stream(server.base, 1900, 0) for _ in range(num_running)]
+    for stream in sitting:
+        stream.close()
+    read_events(running, 10)
     before, start = server.metrics(), time.perf_counter()
-    while (passed := time.perf_counter() - start) < seconds:
-        time.sleep(min(0.5, seconds - passed))
-        drain(running)
+    read_events(running, steps)
     after, passed = server.metrics(), time.perf_counter() - start
+    if after["vllm:num_requests_waiting"] != num_idle:
+        raise RuntimeError(f"{after['vllm:num_requests_waiting']:.0f} wait and not {num_idle}: lower --steps")
+    for stream in (*idle, *running):
+        stream.close()
+    server.wait_until_idle()
     names = ("vllm:iteration_tokens_total_count", "process_cpu_seconds_total")
-    steps, cpu = (after[name] - before[name] for name in names)
-    return cpu / steps, passed / steps
+    num_steps, cpu = (after[name] - before[name] for name in names)
+    return cpu / num_steps, passed / num_steps
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--running", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the figures")
     args = parser.parse_args()
 
     without, with_them = [], []
     with ServerProcess("--max-num-seqs", str(args.running), "--num-gpu-blocks-override", "2000") as server:
-        for _ in range(args.rounds):
-            running = [Stream(server.base, 1900, 0) for _ in range(args.running)]
-            without.append(seconds_per_step(server, running, args.seconds))
-            idle = [Stream(server.base, 8, 1) for _ in range(args.connections)]
-            metrics = server.metrics()
-            if metrics["vllm:num_requests_waiting"] != args.connections:
-                raise RuntimeError(f"{metrics['vllm:num_requests_waiting']} wait: the streams have ended too early; "
-                                   f"lower --seconds")  # fmt: skip
-            with_them.append(seconds_per_step(server, running, args.seconds))
-            for stream in (*idle, *running):
-                stream.close()
-            server.wait_until_idle()
+        for number in range(args.rounds):
+            order = [(0, without), (args.connections, with_them)]
+            for connections, times in order if number % 2 else reversed(order):
+                times.append(measure(server, args.running, connections, args.steps))
     figures = {"connections": args.connections, "running": args.running, "rounds": args.rounds}
     for i, clock in enumerate(("cpu", "wall")):
         before, after = [each[i] for each in without], [each[i] for each in with_them]

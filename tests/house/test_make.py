@@ -26,8 +26,8 @@ def make(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("target", "extras"),
     [
-        *[("demo", "engine"), ("test", "test"), ("test-all", "test"), ("serve", "engine,serve"), ("lab", "engine,labs"), ("lint", "lint")],
-        *[("labs", "labs"), ("solutions", "engine,labs"), ("student", "labs")],
+        *[("demo", "engine"), ("test", "test"), ("test-all", "test"), ("lab", "engine,labs"), ("lint", "lint")],
+        *[("serve", "engine,serve"), ("labs", "labs"), ("solutions", "engine,labs"), ("student", "labs")],
     ],
 )
 def test_a_target_installs_its_extra_under_the_constraints_and_calls_its_twin(tree, target, extras):
