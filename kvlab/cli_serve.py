@@ -51,7 +51,8 @@ def serve(
         int | None, typer.Option(help="Tokens of one prompt in a step at most.", **FLAG)
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.", **FLAG)] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="The same, of K and V.", **FLAG)] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="The same, of K and V; or int8.", **FLAG)] = None,
+    attention_backend: Annotated[str | None, typer.Option(help="auto, torch, triton or naive.", **FLAG)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", **FLAG)] = None,
     seed: Annotated[int | None, typer.Option(help="Where the seeds of requests without one come from.", **FLAG)] = None,
 ) -> None:
@@ -79,6 +80,7 @@ def serve(
         "long_prefill_token_threshold": long_prefill_token_threshold,
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
+        "attention_backend": attention_backend,
         "device": device,
         "seed": seed,
         "parts": parts_of(with_) if with_ else None,

@@ -141,7 +141,7 @@ def test_flags_reach_the_engine_and_the_server(monkeypatch):
     flags = "--host 0.0.0.0 --port 1 --max-waiting 9 --drain-timeout 3 --max-model-len 64 --max-num-seqs 5"
     flags += " --swap-space 0.5 --max-num-batched-tokens 99 --gpu-memory-utilization 0.5 --block-size 4 --seed 3"
     flags += " --dtype float32 --no-enable-prefix-caching --enable-chunked-prefill --device cpu"
-    flags += " --long-prefill-token-threshold 8"
+    flags += " --long-prefill-token-threshold 8 --attention-backend torch"
     monkeypatch.setattr(sys, "argv", ["kvlab", "serve", "some/folder", *flags.split()])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
@@ -153,7 +153,7 @@ def test_flags_reach_the_engine_and_the_server(monkeypatch):
     assert options == {"max_model_len": 64, "max_num_seqs": 5, "swap_space": 0.5, "max_num_batched_tokens": 99,
                        "gpu_memory_utilization": 0.5, "block_size": 4, "seed": 3, "dtype": "float32",
                        "enable_prefix_caching": False, "enable_chunked_prefill": True,
-                       "long_prefill_token_threshold": 8, "device": "cpu"}  # fmt: skip
+                       "long_prefill_token_threshold": 8, "device": "cpu", "attention_backend": "torch"}  # fmt: skip
 
 
 def test_a_folder_is_served_under_its_own_name(monkeypatch, tmp_path):
