@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serving import ServerProcess
+from serving import ServerProcess, where
 
 
 class Stream:
@@ -110,7 +110,7 @@ def main() -> int:
         }  # fmt: skip
     print(json.dumps(figures, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        args.json.write_text(json.dumps(where() | figures, indent=1) + "\n")
     return 0 if figures["cpu"]["ratio_of_medians"] <= 1.2 else 1
 
 

@@ -4,8 +4,8 @@
 
 `kvlab serve` with the shipped model runs in a process of its own; the clients are the official openai client, in this
 one. They ask the questions of the glossary, two of three greedily, one with a seed and some heat, each with its own
-max_tokens. Those who leave do so before the first token, while they wait or after some pieces. Then it is checked, and
-the exit code is 1 unless all of it holds:
+max_tokens and one of three priorities, so that some preempt others. Those who leave do so before the first token, while
+they wait or after some pieces. Then it is checked, and the exit code is 1 unless all of it holds:
 
 - every answer that came to its end equals what LLM.chat gives for the same request without a server;
 - nobody who stayed was refused or cut off;
@@ -30,9 +30,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from openai import APIError, AsyncOpenAI
-from serving import ROOT, ServerProcess
+from serving import ROOT, ServerProcess, where
 
-FLAGS = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "600")
+# Fewer seats than clients: requests of higher priority preempt others, whose K/V is swapped or computed again.
+FLAGS = ("--max-num-seqs", "32", "--num-gpu-blocks-override", "140", "--swap-space", "0.005")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def make_asks(number: int, seed: int = 0) -> list[Ask]:
     lines = (ROOT / "kvlab" / "tiny" / "glossary.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [json.loads(line)["question"] for line in lines]
     return [
-        Ask(questions[i % len(questions)], rng.randint(2, 24), 0.0 if i % 3 else 0.8, i) for i in range(number)
+        Ask(questions[i % len(questions)], rng.randint(2, 24) if i % 4 else 70, 0.0 if i % 3 else 0.8, i)
+        for i in range(number)
     ]
 
 
@@ -85,8 +87,9 @@ async def ask_one(client: AsyncOpenAI, ask: Ask, leave_after: int | None, tally:
     """Read an answer to its end, or `leave_after` pieces of it."""
     start, text, reason, num_pieces = time.perf_counter(), "", None, 0
     stream = await client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": ask.question}], stream=True, **ask.params()
-    )
+        model="tiny", messages=[{"role": "user", "content": ask.question}], stream=True,
+        extra_body={"priority": ask.seed % 3}, **ask.params()
+    )  # fmt: skip
     async with stream:
         if leave_after == 0:
             tally.ends["left"] += 1
@@ -179,7 +182,7 @@ def main() -> int:
     for error in tally.errors[:3]:
         print(error, file=sys.stderr)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        args.json.write_text(json.dumps(where() | figures, indent=1) + "\n")
     ended = len(tally.answers) + tally.ends["left"] == args.requests
     holds = ended and not wrong and not tally.errors and not any(figures["gauges"])
     return 0 if holds and growth <= args.growth and server.exit_code == 0 else 1

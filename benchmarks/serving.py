@@ -5,11 +5,22 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 
 ROOT = Path(__file__).parents[1]
+
+
+def where() -> dict:
+    """What a result needs beside its figures: command, processor, versions, and how busy the machine was."""
+    from offline import processor, versions  # imports torch, so not before the measurement
+
+    found = versions() | {name: metadata.version(name) for name in ("uvicorn", "fastapi", "openai")}
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    command = " ".join(["benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    return {"command": command, "processor": processor(), "versions": found, "load_average": load}
 
 
 class ServerProcess:

@@ -43,7 +43,7 @@ class Body(BaseModel):
     # vLLM's
     top_k: int = 0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)  # beyond, logits overflow, and a step must be made twice
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_BIASES)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import openai
 import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 
 import kvlab
 from kvlab.serve.fields import IGNORED, INSTEAD, NEUTRAL
@@ -51,6 +53,7 @@ def refused(response, status: int, param: str | None = None, code: str | None = 
         ({"temperature": -1}, "temperature", "greedy"),
         ({"temperature": True}, "temperature", "number"),
         ({"top_p": 0}, "top_p", "(0, 1]"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", "0.01"),
         ({"presence_penalty": 3}, "presence_penalty", "-2 to 2"),
         ({"logprobs": 21}, "logprobs", "20"),
         ({"logprobs": True}, "logprobs", "integer"),
@@ -205,3 +208,33 @@ def test_the_client_raises_its_own_errors(server):
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model="tiny", prompt="", stream=True)
     assert raised.value.param == "prompt"
+
+
+ODD = [True, 0, 1, -1, 0.5, 1e-30, 1e308, 10**12, 2**63, "", "x", "块", "\ud800", [], [1], ["x"], {}, {"1": 5}, [[1]]]
+FIELDS = {
+    "prompt": ["x", "块", [5, 6], ["a", "b"], [[5], [6, 7]]], "n": [1, 3], "best_of": [3, 4], "top_p": [1e-9, 1],
+    "temperature": [0, 1e-30, 1e6], "top_k": [-1, 0, 10**12], "min_p": [0, 1], "repetition_penalty": [0.01, 100],
+    "presence_penalty": [-2, 2], "frequency_penalty": [-2, 2], "logit_bias": [{"5": 100, "6": -100}],
+    "max_tokens": [1, 4], "stop": ["a", ["e", "块"]], "stop_token_ids": [[5], [5, 2047]], "min_tokens": [0, 1],
+    "seed": [-1, 2**63 - 1], "ignore_eos": [True, False], "stream": [True, False], "echo": [True, False],
+    "logprobs": [0, 20], "prompt_logprobs": [0, 2], "priority": [-1, 5], "cache_salt": ["a"], "model": ["tiny"],
+    "request_id": ["mine"], "stream_options": [{"include_usage": True}],
+}  # fmt: skip
+SENSIBLE = st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in FIELDS.items()})
+ODD_FIELD = st.dictionaries(st.sampled_from(sorted(FIELDS)), st.sampled_from(ODD), max_size=1)
+
+
+@given(st.builds(lambda sensible, odd: sensible | odd, SENSIBLE, ODD_FIELD))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_is_answered_or_refused_and_never_fails(server, body):
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    response = server.post("/v1/completions", {"prompt": "x", "max_tokens": 3} | body)
+    event(f"{response.status_code}")
+    assert response.status_code in (200, 400, 404) and "server_error" not in response.text, response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+    elif body.get("stream") is True:
+        assert response.text.endswith("data: [DONE]\n\n")
+    else:
+        assert response.json()["choices"]
