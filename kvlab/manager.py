@@ -121,11 +121,12 @@ class KVCacheManager:
         start, size, num_held = request.num_computed_tokens, self.block_size, len(table)
         first = start // size  # the block that the first new token falls into
         tail = table[first] if first < num_held else None
-        must_copy = tail is not None and not (tail.ref_cnt == 1 and tail.block_hash is None)  # not is_writable
-        if start + num_new_tokens <= num_held * size and not must_copy:  # nearly every decode
-            if self.swap_space.tables:
-                self.swap_space.unlink(tail)
-            return NO_BLOCKS
+        if tail is not None and tail.ref_cnt == 1 and tail.block_hash is None:  # tail.is_writable
+            if start + num_new_tokens <= num_held * size:  # nearly every decode
+                if self.swap_space.tables:
+                    self.swap_space.unlink(tail)
+                return NO_BLOCKS
+        must_copy = tail is not None and not tail.is_writable
         num_new = max(0, cdiv(start + num_new_tokens, size) - num_held)
         if num_new + must_copy > self.block_pool.get_num_free_blocks():
             return None
@@ -275,9 +276,10 @@ class KVCacheManager:
     def _give_back(self, blocks) -> None:
         blocks = list(blocks)
         self.block_pool.free_blocks(blocks)
-        for block in blocks:
-            if block.ref_cnt == 0:
-                self.swap_space.unlink(block)
+        if self.swap_space.tables:
+            for block in blocks:
+                if block.ref_cnt == 0:
+                    self.swap_space.unlink(block)
 
     def take_block_ops(self) -> list[BlockOp]:
         """The copies to make before the next forward, in order; each is handed over once."""

@@ -119,6 +119,17 @@ def test_gpu_cost_lies_above_the_rooflines_bound_and_not_far(step, name, model):
     assert step_seconds(GPUS[name], shape, step) * 0.999 <= seconds <= flops + moved  # 0.1%: the embedding's rows
 
 
+@settings(max_examples=300)
+@given(
+    work=st.builds(StepWork, *[st.integers(0, 3000)] * 4, st.integers(0, 10**9), st.integers(0, 10**6),
+                   *[st.sampled_from([0, 0, 0, 5])] * 3),
+    name=st.sampled_from(sorted(GPUS)), model=st.sampled_from(sorted(MODELS)), num_gpus=st.integers(1, 3),
+)  # fmt: skip
+def test_a_step_takes_what_its_parts_add_up_to_to_the_last_digit(work, name, model, num_gpus):
+    cost = GPUCost.of(name, model, num_gpus=num_gpus)
+    assert cost.step_seconds(work) == cost.explain(work).seconds
+
+
 @given(work=WORKS, more=WORKS)
 def test_more_work_never_takes_less(work, more):
     cost = GPUCost(gpu=TOY, shape=SMALL)

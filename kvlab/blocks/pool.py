@@ -71,9 +71,11 @@ class BlockPoolBase:
         """
         if not self.enable_caching:
             return None
-        unnamed = [b for b in blocks[:num_full_blocks] if b.block_hash is None] if self.recorder is not None else ()
-        cursor = self.prefix_index.insert(request.all_token_ids, blocks[:num_full_blocks], request.cache_salt, cursor)
-        if published := [b.block_id for b in unnamed if b.block_hash is not None]:
+        full, unnamed = blocks[:num_full_blocks], ()
+        if self.recorder is not None:
+            unnamed = [block for block in full if block.block_hash is None]
+        cursor = self.prefix_index.insert(request.all_token_ids, full, request.cache_salt, cursor)
+        if unnamed and (published := [block.block_id for block in unnamed if block.block_hash is not None]):
             self.recorder.emit("publish", request.request_id, published)
         return cursor
 

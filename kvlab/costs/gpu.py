@@ -12,6 +12,7 @@ that is the bound of this. Within attention, chunks and decodes are taken as one
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvlab.costs.preemption import transfer_seconds
 from kvlab.costs.work import Breakdown, Part, StepWork
@@ -73,33 +74,65 @@ class GPUCost:
             gpu = GPUS[gpu]
         return cls(gpu=gpu, shape=model_shape(model) if isinstance(model, str) else model, **options)
 
-    @property
+    # Asked for in every step, so worked out once.
+
+    @cached_property
     def flops_rate(self) -> float:
         """FLOP/s that all GPUs reach together."""
         return self.gpu.peak_flops * self.compute_efficiency * self.num_gpus
 
-    @property
+    @cached_property
     def memory_rate(self) -> float:
         """Bytes/s that all GPUs read together."""
         return self.gpu.bandwidth * self.memory_efficiency * self.num_gpus
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V that one token keeps (L33 0.1)."""
+        return self.shape.kv_bytes_per_token(self.kv_dtype_bytes, self.kv_scale_bytes)
+
+    @cached_property
+    def launching(self) -> float:
+        """Seconds of all launches of a step."""
+        return self.launch_seconds * self.kernels_per_layer * self.shape.num_hidden_layers
+
+    @cached_property
+    def linears(self) -> tuple[int, float]:
+        """FLOP of a token in the layers' matrices, and their bytes."""
+        return flops_per_token(self.shape), self.shape.num_layer_weights * self.dtype_bytes
+
+    @cached_property
+    def head(self) -> tuple[int, float]:
+        """FLOP of a row of logits, and the bytes of the head."""
+        return flops_per_logits(self.shape), self.shape.vocab_size * self.shape.hidden_size * self.dtype_bytes
+
+    @cached_property
+    def pair_flops(self) -> int:
+        return flops_per_pair(self.shape)
 
     @property
     def weights_fit(self) -> bool:
         """Whether the weights alone fit the GPUs' memory; a price of what does not fit is one on paper."""
         return self.shape.weight_bytes(self.dtype_bytes) <= self.gpu.memory * self.num_gpus
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V that one token keeps (L33 0.1)."""
-        return self.shape.kv_bytes_per_token(self.kv_dtype_bytes, self.kv_scale_bytes)
-
     def step_seconds(self, work: StepWork) -> float:
-        """Seconds of one step."""
-        return self.explain(work).seconds
+        """Seconds of one step: what the parts of `explain` add up to, to the last digit, without making them."""
+        sequences, _, tokens, logits, pairs, read, *copies = work
+        if not tokens or any(copies):
+            return self.explain(work).seconds
+        flops_rate, memory_rate = self.flops_rate, self.memory_rate
+        flops, moved = self.linears
+        linears = max(flops * tokens / flops_rate, moved / memory_rate)
+        attention = max(self.pair_flops * pairs / flops_rate, read * self.kv_bytes_per_token / memory_rate)
+        flops, moved = self.head
+        head = max(flops * logits / flops_rate, moved / memory_rate) if logits else 0.0
+        host = self.host_seconds + self.host_seconds_per_sequence * sequences
+        waiting = max(0.0, self.launching - (linears + attention + head))
+        return host + linears + attention + head + waiting
 
     def explain(self, work: StepWork) -> Breakdown:
         """Its parts, and what bounds each."""
-        shape, kv_bytes = self.shape, self.kv_bytes_per_token
+        kv_bytes = self.kv_bytes_per_token
         block_bytes = kv_bytes * self.block_size
         parts = []
         if work.blocks_copied:
@@ -109,16 +142,14 @@ class GPUCost:
                 parts.append(Part(name, self._over_pcie(blocks, block_bytes), "pcie"))
         if work.num_tokens:
             parts.append(Part("host", self.host_seconds + self.host_seconds_per_sequence * work.num_sequences, "host"))
+            (flops, moved), (head_flops, head_moved) = self.linears, self.head
             kernels = [
-                self._kernel("linears", flops_per_token(shape) * work.num_tokens,
-                             shape.num_layer_weights * self.dtype_bytes),
-                self._kernel("attention", flops_per_pair(shape) * work.attention_pairs, work.kv_tokens_read * kv_bytes),
-            ]  # fmt: skip
+                self._kernel("linears", flops * work.num_tokens, moved),
+                self._kernel("attention", self.pair_flops * work.attention_pairs, work.kv_tokens_read * kv_bytes),
+            ]
             if work.num_logits:
-                kernels.append(self._kernel("head", flops_per_logits(shape) * work.num_logits,
-                                            shape.vocab_size * shape.hidden_size * self.dtype_bytes))  # fmt: skip
-            launching = self.launch_seconds * self.kernels_per_layer * shape.num_hidden_layers
-            waiting = launching - sum(part.seconds for part in kernels)
+                kernels.append(self._kernel("head", head_flops * work.num_logits, head_moved))
+            waiting = self.launching - sum(part.seconds for part in kernels)
             parts += [*kernels, Part("launches", max(0.0, waiting), "launch")]
         return Breakdown(tuple(parts))
 

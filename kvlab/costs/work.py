@@ -72,13 +72,13 @@ def work_of(output: SchedulerOutput) -> StepWork:
     """The work of a scheduler's output; to be asked before update_from_output, which moves the requests on."""
     num_chunks = num_tokens = num_logits = extra_pairs = kv_tokens = 0
     for request, new in output.scheduled:
-        computed = request.num_computed_tokens
+        there = request.num_computed_tokens + new
         num_tokens += new
-        kv_tokens += computed + new
+        kv_tokens += there
         if new > 1:  # a decode has as many pairs as it reads tokens
             num_chunks += 1
-            extra_pairs += (new - 1) * computed + new * (new - 1) // 2
-        if computed + new == len(request.all_token_ids):
+            extra_pairs += (new - 1) * (there - new) + new * (new - 1) // 2
+        if there == len(request.all_token_ids):
             num_logits += 1
     copied = swapped_out = swapped_in = 0
     for kind, _, _ in output.block_ops:

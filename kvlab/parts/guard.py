@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, NoReturn
 
-Complaint = Callable[..., str | None]  # (result, *arguments) -> what is wrong with the result, or None
+Complaint = Callable[..., str | None]  # (result, *arguments), self included -> what is wrong with it, or None
 
 
 class PartError(RuntimeError):
@@ -58,10 +58,7 @@ def guard_class(part: str, cls: type, complaints: Mapping[str, Complaint | None]
 
     body: dict[str, Any] = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
     for name, complaint in {**complaints, "__init__": has_attributes}.items():
-        own = complaint
-        if complaint is not None and name != "__init__":
-            own = lambda result, _, *args, complaint=complaint: complaint(result, *args)  # without self  # noqa: E731
-        body[name] = guard_function(part, getattr(cls, name), own, f"{cls.__name__}.{name}")
+        body[name] = guard_function(part, getattr(cls, name), complaint, f"{cls.__name__}.{name}")
     for name in attributes:
         found = inspect.getattr_static(cls, name, None)
         if isinstance(found, property):

@@ -113,11 +113,15 @@ class Admission(Pressure):
 
     def _load(self, running: list[Request]) -> Load:
         tables, size = self.manager.req_to_blocks, self.config.block_size
-        # Tokens without a block, or less than none: some only where chunks of a prompt are still to come.
-        missing = [len(request.all_token_ids) - len(tables[request.request_id]) * size for request in running]
+        promised = to_come = 0
+        for request in running:
+            missing = len(request.all_token_ids) - len(tables[request.request_id]) * size
+            if missing > 0:  # tokens without a block: chunks of its prompt are still to come
+                promised += cdiv(missing, size)
+            to_come += request.num_to_fork
         return Load(
-            seats=len(running) + sum([request.num_to_fork for request in running]),
-            promised=sum([cdiv(num_tokens, size) for num_tokens in missing if num_tokens > 0]),
+            seats=len(running) + to_come,
+            promised=promised,
             growing=len(running) if self.manager.tables_grow else 0,
         )
 

@@ -28,9 +28,8 @@ class StepOutcome(HeldBook):
         for request, num_tokens in output.scheduled:
             if request.status is not running:
                 continue
-            before = request.num_computed_tokens
-            request.num_computed_tokens = computed = before + num_tokens
-            if before % block_size + num_tokens >= block_size:  # a block is full now
+            request.num_computed_tokens = computed = request.num_computed_tokens + num_tokens
+            if computed % block_size < num_tokens:  # a block is full now
                 self.manager.cache_blocks(request, computed)
             tokens = sampled.get(request.request_id)
             if tokens is None:
@@ -41,13 +40,15 @@ class StepOutcome(HeldBook):
             if request.num_to_fork:
                 family = [request, *self._fork_children(request)]
                 results += [self._take(sequence, [token]) for sequence, token in zip(family, tokens, strict=True)]
-            else:
-                results.append(self._take(request, tokens))
+                continue
+            if request.append_output_token(tokens[0]):  # _take, written out: this is the line of every decode
+                self._finish(request, request.status)
+            results.append(EngineCoreOutput(request, tokens, request.status.finish_reason))
         for group in list(self.groups.values()):
             if len(group.reports) == len(group.members):
                 results += self._advance_group(group, output)
         if self.stats.num_finished > num_finished:
-            self.running = [request for request in self.running if not request.is_finished()]
+            self.running = [request for request in self.running if request.status is running]
         if self.recorder is not None:
             self.recorder.emit("step_end", None, (output.total_num_scheduled_tokens,))
         return results

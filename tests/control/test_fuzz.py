@@ -102,7 +102,7 @@ FAULTS = {
         "[self.gpu.__setitem__(d, list(self.gpu[s])) for k, s, d in output.block_ops if k == 'copy']\n"
         "    return sampled"),
     "every block is writable": (
-        KVCacheManager, "allocate_slots", "not (tail.ref_cnt == 1 and tail.block_hash is None)", "False"),
+        KVCacheManager, "allocate_slots", "tail is not None and not tail.is_writable", "False"),
     "the copy is not counted": (
         KVCacheManager, "allocate_slots", "if num_new + must_copy >", "if num_new >"),
     "fork takes no reference": (sharing, "fork", "pool.touch(blocks)", "pass"),

@@ -335,6 +335,21 @@ def test_the_wrong_kind_is_refused_at_once(parts, message):
 # ---- what is told
 
 
+def test_a_part_may_call_itself_by_name():
+    """The guard sees a call by keyword too, and asks of it only what it can: it knows no n by place."""
+
+    class Pool(PoolThatEvicts):
+        def get_new_blocks(self, num_blocks):
+            blocks = self.free_block_queue.popleft_n(n=num_blocks)
+            for block in blocks:
+                block.ref_cnt += 1
+                if block.block_hash is not None:
+                    self.evict(block)
+            return blocks
+
+    assert all(outcome.survived for outcome in survive(Parts(block_pool=Pool, free_queue=ListQueue)))
+
+
 def test_what_fails_during_the_cleanup_does_not_hide_the_first_error():
     core = Parts(free_queue=mine(ListQueue, popleft_n=raising, append_n=raising)).make_engine(
         EngineConfig(num_gpu_blocks_override=9, enable_prefix_caching=False)
