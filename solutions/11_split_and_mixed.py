@@ -22,7 +22,7 @@ check, hint = lab.check, lab.hint
 #
 # One user, one document of 32,768 tokens, Qwen2.5-7B on an H200. Every new token reads all of K and V. The packed kernel asks
 # for each byte once: nobody can ask for less. Below is a second way. It asks for the same bytes, writes intermediate results
-# besides, reads them again, and needs a second launch. We put both into a model of five lines (`split_time`).
+# besides, reads them again, and needs a second launch. We put both into a small model (`split_time`).
 
 # %%
 import math
@@ -34,16 +34,15 @@ from kvlab.primer import GPUS
 
 length, sms = 32_768, SMS["H200"]
 kv = 2 * 2 * length * 4 * 128  # K and V, 2 bytes, 4 KV heads of 128 numbers: one layer
-extra = 2 * workspace_bytes(1, 28, 128, 64)  # written, and read again
 for title, splits in (("packed", 1), ("the other", 64)):
-    took = split_time(1, length, splits).whole
-    print(f"{title:10} {kv + (extra if splits > 1 else 0):12,} bytes   {1e6 * took:6.1f} microseconds (model)")
-print(f"{'data sheet':10} {kv:12,} bytes   {1e6 * kv / GPUS['H200'].bandwidth:6.1f} microseconds at full bandwidth")
+    print(f"{title:10} {1e6 * split_time(1, length, splits).whole:6.1f} microseconds (model)")
+print(f"{'data sheet':10} {1e6 * kv / GPUS['H200'].bandwidth:6.1f} microseconds for {kv:,} bytes, at full bandwidth")
 
 # %% [markdown]
 # More bytes, one launch more, and many times as fast. Where does the time go? Not to the memory, and not to arithmetic.
 #
-# (These are times of a *model*. Two of its numbers are guesses, and we shall turn them. No GPU has measured this lab.)
+# (These are times of a *model*. Two of its numbers are guesses: how much one multiprocessor can draw, which we shall turn, and 3
+# microseconds for the second launch. No GPU has measured this lab.)
 #
 # ## A picture
 #
@@ -64,9 +63,10 @@ picture(draw.occupancy({"packed": 1 * 4, "64 splits": 1 * 4 * 64}, sms),
 #
 # ## Your predictions
 #
-# First: one sequence, 4 KV heads, the packed kernel. How many percent of the H200's multiprocessors have work?
+# First: not one such user decodes, but 32 together, 32,768 tokens each. How many times as fast is the launch with 64 splits as
+# the packed one? (A number below 1 says that it is slower.)
 #
-# Second: the 64 splits leave their results in memory, and these are read again. How many percent of K's and V's bytes does
+# Second: one user again. The 64 splits leave their results in memory, and these are read again. How many percent of K's and V's bytes does
 # that add, for the 32,768 tokens above?
 #
 # Third: the cache of Qwen2.5-7B goes from bf16 to INT8, with a scale for each token and head, in fp32. How many times as many
@@ -75,13 +75,18 @@ picture(draw.occupancy({"packed": 1 * 4, "64 splits": 1 * 4 * 64}, sms),
 # Replace each `None` by a number and run the cell.
 
 # %%
-lab.predict("busy", None, unit="% of the multiprocessors")
+lab.predict("gain", None, unit="times as fast, with 32 sequences")
 lab.predict("workspace", None, unit="% more bytes")
 lab.predict("tokens", None, unit="times as many tokens")
 
 # %%
-lab.compare("busy", 100 * 4 / sms)
+extra = 2 * workspace_bytes(1, 28, 128, 64)  # written, and read again
+lab.compare("gain", split_time(32, length, 1).whole / split_time(32, length, 64).whole)
 lab.compare("workspace", 100 * extra / kv)
+
+# %% [markdown]
+# One user gains much, 32 users lose a little: they fill the multiprocessors without splits, and pay for them all the same.
+# So *how many* splits is a question about the launch.
 
 # %% [markdown]
 # ## Exercise 1: by hand
@@ -120,7 +125,7 @@ check("choose_num_splits")
 # `hint("choose_num_splits")` gives a nudge. Now turn the knobs. **How to read the figure.** A bar is the time of one layer's
 # decode with that many splits; hatched is what the second launch and the merge cost. The framed bar is the rule's choice.
 # `share` is a guess: how many times its even part of the bandwidth one multiprocessor can draw while others idle. Start with one
-# sequence. Then make it 32: **what do splits gain now?**
+# sequence. Then add sequences: **from how many on do splits gain nothing?**
 
 # %% fold="yes"
 rule = lab.best("choose_num_splits")
@@ -129,7 +134,7 @@ rule = lab.best("choose_num_splits")
 def at(sequences, thousands, share):
     tokens = 1024 * thousands
     found = {s: split_time(sequences, tokens, s, share=share) for s in (1, 2, 4, 8, 16, 32, 64)}
-    return draw.split_times(found, rule(sequences, 4, tokens, sms), f"{sequences} sequence(s) of {tokens:,} tokens, H200, 4 KV heads")
+    return draw.split_times(found, rule(sequences, 4, tokens, sms), f"{sequences} sequence{'s' * (sequences > 1)} of {tokens:,} tokens, H200, 4 KV heads")
 
 
 sliders(at, "Bars of the modelled time of one layer's decode for 1 to 64 splits; the rule's choice is framed.",
@@ -175,7 +180,7 @@ print("program 0 has", f"{2**lse_0 / (2**lse_0 + 2**lse_1):.4f}", "of the weight
 #
 # ## Exercise 2: merge
 #
-# In NumPy, for one query head. Mind rule 3: 0 × NaN is NaN. And 2^lse may be infinite, although the weights are harmless.
+# In NumPy, for one query head. Mind rule 3: only lse tells that a split is empty, and 0 × NaN is NaN. And 2^lse may be infinite, although the weights are harmless.
 
 # %% ex="merge"
 def merge(partial, lse):
@@ -246,25 +251,25 @@ def sweep(
 ):
     """Online softmax -> largest [ROWS], total [ROWS], result [ROWS, HEAD_DIM], not yet divided."""
     d = tl.arange(0, HEAD_DIM)
-    m = tl.full([ROWS], -float("inf"), dtype=tl.float32)
-    norm = tl.zeros([ROWS], dtype=tl.float32)
-    acc = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
+    largest = tl.full([ROWS], -float("inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    result = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         known = token < end
         block = tl.load(table + token // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
-        at = block * stride_block + token % BLOCK_SIZE * stride_slot
-        k = tl.load(keys + at[None, :] + d[:, None], mask=known[None, :], other=0.0)
-        v = tl.load(values + at[:, None] + d[None, :], mask=known[:, None], other=0.0)
-        scores = tl.dot(query, k, input_precision="ieee") * scale_log2e
-        scores = tl.where(known[None, :] & (token[None, :] < limit[:, None]), scores, -float("inf"))
-        m_new = tl.maximum(m, tl.max(scores, axis=1))
-        alpha = tl.exp2(m - m_new)
-        p = tl.exp2(scores - m_new[:, None])
-        norm = norm * alpha + tl.sum(p, axis=1)
-        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        m = m_new
-    return m, norm, acc
+        slot = block * stride_block + token % BLOCK_SIZE * stride_slot
+        k = tl.load(keys + slot[None, :] + d[:, None], mask=known[None, :], other=0.0)
+        v = tl.load(values + slot[:, None] + d[None, :], mask=known[:, None], other=0.0)
+        visible = known[None, :] & (token[None, :] < limit[:, None])
+        scores = tl.where(visible, tl.dot(query, k, input_precision="ieee") * scale_log2e, -float("inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        alpha = tl.exp2(largest - new_largest)
+        weights = tl.exp2(scores - new_largest[:, None])
+        total = total * alpha + tl.sum(weights, axis=1)
+        result = result * alpha[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        largest = new_largest
+    return largest, total, result
 
 # %% [markdown]
 # ## Exercise 3: the split kernel
@@ -302,16 +307,16 @@ def split_kernel(
     head = (seq * tl.num_programs(0) + kv_head) * GROUP + row
     is_head = row < GROUP
     query = tl.load(q + head[:, None] * HEAD_DIM + d[None, :], mask=is_head[:, None], other=0.0)
-    m, norm, acc = sweep(
+    largest, total, result = sweep(
         query, tl.zeros([ROWS], dtype=tl.int32) + end, begin, end,
         block_tables + seq * stride_table,
         keys + kv_head * stride_head, values + kv_head * stride_head,
         scale_log2e, stride_block, stride_slot, ROWS, HEAD_DIM, BLOCK_SIZE, TILE,
     )
     place = head * num_splits + split
-    tl.store(lse + place, m + tl.log2(norm), mask=is_head)  # -inf + log2(0) is -inf
-    acc = acc / tl.where(norm > 0, norm, 1.0)[:, None]
-    tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc, mask=is_head[:, None])
+    tl.store(lse + place, largest + tl.log2(total), mask=is_head)  # -inf + log2(0) is -inf
+    mean = result / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], mean, mask=is_head[:, None])
     ### END SOLUTION
 
 # %% check="split_kernel"
@@ -372,8 +377,8 @@ for tokens in (16, 64, 256, 512):
 # %% [markdown]
 # ## One launch for everybody
 #
-# L33 4.3: to the scheduler a decode is 1 token, a chunk is 512, and both are the same thing. And to the GPU? The rows of
-# `q` lie one behind the other, `[T, num_heads, head_dim]`. `query_start_loc` says where each sequence's rows begin: `[0, 1, 6, 7]`
+# L33 4.3: to what executes a step on the GPU, a decode is 1 token, a chunk is 512, and both are the same thing. What must a kernel
+# be for that? The rows of `q` lie one behind the other, `[T, num_heads, head_dim]`. `query_start_loc` says where each sequence's rows begin: `[0, 1, 6, 7]`
 # means one row, five rows, one row.
 #
 # A program takes a **query block** (查询块): `BLOCK_Q` rows of *one* sequence. All of them share one walk over K and V, so K and V are
@@ -429,7 +434,8 @@ check("find_sequence")
 # ## Exercise 5: chunks and decodes in one launch
 #
 # A program has BLOCK_Q positions, and GROUP heads for each: `ROWS` rows, padded. Row r is position `first + r // GROUP` of the
-# chunk, head `r % GROUP` of the group. It sees the context, the chunk up to its own position, and itself.
+# chunk, head `r % GROUP` of the group. It sees the context, and the chunk up to its own position, itself
+# included. Its number among all rows of `q` is `query_start_loc[seq]` + its position; what lies where in a row is as in exercise 3.
 #
 # `first` is the block's first position in its chunk. If that is not in the chunk, the program has nothing to do: `return`.
 
@@ -470,12 +476,12 @@ def varlen_kernel(
     query = tl.load(q + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
     sees = seq_len - query_len + position + 1
     end = tl.minimum(seq_len, seq_len - query_len + first + BLOCK_Q)
-    m, norm, acc = sweep(
+    largest, total, result = sweep(
         query, sees, 0, end, block_tables + seq * stride_table,
         keys + kv_head * stride_head, values + kv_head * stride_head,
         scale_log2e, stride_block, stride_slot, ROWS, HEAD_DIM, BLOCK_SIZE, TILE,
     )
-    tl.store(out + at[:, None] + d[None, :], acc / norm[:, None], mask=real[:, None])
+    tl.store(out + at[:, None] + d[None, :], result / total[:, None], mask=real[:, None])
     ### END SOLUTION
 
 # %% check="varlen_kernel"
@@ -621,7 +627,7 @@ for head_dim in (128, 64, 32):
 #     q · (scale * k) = scale * (q · k)              the scale may wait until after the product
 #     weight * (scale * v) = (weight * scale) * v    or go onto the weight
 #
-# Change `sweep` accordingly. Scales lie in `[num_blocks, BLOCK_SIZE, num_kv_heads]`: slot n's at `key_scales + n * stride_scale`, with n counted in
+# Copy the loop of `sweep`, and change it accordingly. Scales lie in `[num_blocks, BLOCK_SIZE, num_kv_heads]`: slot n's at `key_scales + n * stride_scale`, with n counted in
 # tokens. Two traps: a dead slot's scale is NaN here; and there is one sum that V's scale must not get into.
 
 # %% ex="sweep_int8"
@@ -635,9 +641,9 @@ def sweep_int8(
 ):
     """As sweep, over int8 keys and values with their scales."""
     d = tl.arange(0, HEAD_DIM)
-    m = tl.full([ROWS], -float("inf"), dtype=tl.float32)
-    norm = tl.zeros([ROWS], dtype=tl.float32)
-    acc = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
+    largest = tl.full([ROWS], -float("inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    result = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
     ### BEGIN SOLUTION
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
@@ -653,15 +659,15 @@ def sweep_int8(
         scores = scores * scale_log2e * k_scale[None, :]
         visible = known[None, :] & (token[None, :] < limit[:, None])
         scores = tl.where(visible, scores, -float("inf"))
-        m_new = tl.maximum(m, tl.max(scores, axis=1))
-        alpha = tl.exp2(m - m_new)
-        p = tl.exp2(scores - m_new[:, None])
-        norm = norm * alpha + tl.sum(p, axis=1)
-        scaled = (p * v_scale[None, :]).to(query.dtype)
-        acc = acc * alpha[:, None] + tl.dot(scaled, v.to(query.dtype), input_precision="ieee")
-        m = m_new
+        top = tl.maximum(largest, tl.max(scores, axis=1))
+        alpha = tl.exp2(largest - top)
+        weights = tl.exp2(scores - top[:, None])
+        total = total * alpha + tl.sum(weights, axis=1)
+        scaled = (weights * v_scale[None, :]).to(query.dtype)
+        result = result * alpha[:, None] + tl.dot(scaled, v.to(query.dtype), input_precision="ieee")
+        largest = top
     ### END SOLUTION
-    return m, norm, acc
+    return largest, total, result
 
 # %% check="sweep_int8"
 check("sweep_int8")

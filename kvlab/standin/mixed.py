@@ -182,7 +182,7 @@ def sweep_int8(
 
 @triton.jit
 def int8_kernel(
-    out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, scale_log2e, fewer,
+    out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, scale_log2e, fewer, start,
     stride_table, stride_block, stride_slot, stride_head,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -193,11 +193,11 @@ def int8_kernel(
     real = (row < GROUP)[:, None]
     query = tl.load(q + at, mask=real, other=0.0)
     largest, total, result = sweep_int8(
-        query, tl.maximum(seq_len - row * fewer, 1), 0, seq_len, block_tables + seq * stride_table,
+        query, tl.maximum(seq_len - row * fewer, start + 1), start, seq_len, block_tables + seq * stride_table,
         keys + kv_head * stride_head, values + kv_head * stride_head, key_scales + kv_head, value_scales + kv_head,
         scale_log2e, stride_block, stride_slot, tl.num_programs(0), ROWS, HEAD_DIM, BLOCK_SIZE, TILE,
     )  # fmt: skip
-    tl.store(out + at, result / tl.where(seq_len > 0, total, 1.0)[:, None], mask=real)
+    tl.store(out + at, result / tl.where(seq_len > start, total, 1.0)[:, None], mask=real)
 
 
 def with_sweep(walk):
@@ -242,15 +242,16 @@ def launch_varlen(kernel, out, q, keys, values, block_tables, seq_lens, query_st
 
 
 def launch_int8(kernel, out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, tile=16,
-                fewer=0):  # fmt: skip
+                fewer=0, start=0):  # fmt: skip
     """Decode over int8 keys and values with fp32 scales [num_blocks, block_size, num_kv_heads].
 
     kernel: with_sweep(a sweep_int8). fewer: the i-th head of a group sees i * fewer tokens fewer (at least one).
+    start: the walk begins at this token; those before it count for nobody.
     """
     strides, sizes = _sizes(q, keys, tile)
     kernel[keys.shape[2], len(q)](
         out, q, keys, values, key_scales, value_scales, block_tables, seq_lens, LOG2E / math.sqrt(q.shape[2]), fewer,
-        block_tables.shape[1], *strides, **sizes,
+        start, block_tables.shape[1], *strides, **sizes,
     )  # fmt: skip
 
 

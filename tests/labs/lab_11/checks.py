@@ -13,7 +13,7 @@ LAB = LabInfo(title=say("Split-KV, mixed batches, INT8"), sections="L33 2.3, 4.2
 OURS = "kvlab.standin.mixed:"
 DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "values": "positions", "scores": "random",
             "spread": False, "tile": 16, "splits": 2, "split_tokens": 16, "query_lens": None, "block_q": 4,
-            "padding": 0, "fewer": 0}  # fmt: skip
+            "padding": 0, "fewer": 0, "start": 0}  # fmt: skip
 
 
 def number(kind, seq, position, head, d):
@@ -99,6 +99,7 @@ def told(options):
     parts += ["blocks 2^30 elements apart"] if c["spread"] else []
     parts += [f"{_n(c['padding'], 'row')} of padding behind"] if c["padding"] else []
     parts += [f"limit falls by {c['fewer']} from one head of a group to the next"] if c["fewer"] else []
+    parts += [f"walk from token {c['start']}"] if c["start"] else []
     return "; ".join(parts)
 
 
@@ -155,8 +156,9 @@ class _Attends(Exercise):
         if error == "OutOfBounds":
             return say("An address outside the argument. Count its strides: which index runs fastest, and which rows are nobody's?")
         if error == "Race":
-            return say("Two programs write the same place. Each has rows of its own; rows that only pad ROWS, or lie behind the "
-                       "chunk's last one, are somebody else's: mask the store.")  # fmt: skip
+            return say("Two programs write the same place. Each has rows of its own. Are the strides the array's: which index runs "
+                       "fastest, and how many are there of it? And rows that only pad ROWS, or lie behind the chunk's last one, are "
+                       "somebody else's: mask the store.")  # fmt: skip
         if error == "ValueError" and "has changed" in message:
             return say("Only what the kernel is to write may change.")
         return None
@@ -237,7 +239,7 @@ class Merge(Exercise):
         Trace((), (("merge", [[0.0, [1.0, 0.0]], [0.0, [0.0, 1.0]]]),), say("Equal lse: the mean.")),
         Trace((), (("merge", [[1.0, [1.0, 0.0]], [0.0, [0.0, 1.0]]]),), say("An lse that is 1 larger: twice the weight.")),
         Trace((), (("merge", [[2.0, ROW], [-1.0, [0.5, 0.5, 0.5]], [4.0, [8.0, 0.0, -1.0]]]),)),
-        Trace((), (("merge", [[2.0, ROW], [None, ROW]]),), say("The second split is empty; its row holds NaN.")),
+        Trace((), (("merge", [[2.0, ROW], [None, ROW]]),), say("The second split is empty; its row holds NaN. Elsewhere garbage is infinite, or 1000.")),
         Trace((), (("merge", [[None, ROW], [-3.0, ROW]]),)),
         Trace((), (("merge", [[None, ROW], [None, ROW]]),), say("Nothing but empty splits.")),
         Trace((), (("merge", [[1500.0, [1.0, 0.0]], [1501.0, [0.0, 1.0]]]),), say("2^1500 is infinite.")),
@@ -289,7 +291,7 @@ class Merge(Exercise):
 
     def explain(self, op, expected, got):
         if not isinstance(got, list):
-            return say("Return (result, lse): an array like a row of partial, and one number. The arguments stay as they are.")
+            return say("Return (result, lse): a new array like a row of partial, and one number. The arguments stay as they are.")
         if got[0] == "NaN" or got[1] == "NaN":
             return say("NaN. An empty split's row is garbage, and 0 * NaN is NaN. If all are empty, -inf - -inf is NaN as well. "
                        "And inf / inf: subtract the largest lse first.")  # fmt: skip
@@ -299,6 +301,9 @@ class Merge(Exercise):
         if Approx(want[0], rel=1e-4, abs=1e-3).accepts(got[0]):
             return say("The result is right, its lse is not. The merged lse is the log2 of the sum of all 2^lse: with it, "
                        "merged results can be merged again.")  # fmt: skip
+        if any(lse is None for lse, _ in op[1]):
+            return say("An empty split is known by its lse of -inf, not by its row: garbage may be NaN, infinite, or look like good "
+                       "numbers. Such a row must not count, and of nothing but empty splits the result is zeros.")  # fmt: skip
         if op[0] == "merge_in_two":
             return say("Merged in two goes, it must give the same. Is the lse that you return the log2 of the sum of all 2^lse?")
         return say("Each result is a mean over its split. The merged mean weights it with 2^lse, and divides by the sum of these.")
@@ -418,9 +423,9 @@ class Split(_Attends):
 # ---- 4
 
 
-def find_case(starts, block_q, padding=0, why=None, counted=False):
+def find_case(starts, block_q, padding=0, why=None, counted=False, asks=None):
     programs = (starts[-1] + padding) // block_q + len(starts) - 1
-    ops = (("most_loads",),) if counted else tuple(("sequence_of", block) for block in range(programs))
+    ops = (("most_loads",),) if counted else tuple(("sequence_of", block) for block in asks or range(programs))
     return Trace((list(starts), block_q, programs), ops, why)
 
 
@@ -451,7 +456,9 @@ class FindSequence(Exercise):
         find_case([0, 3], 2, padding=9, why=say("Rows of padding behind: more programs than there are blocks, as in a CUDA graph.")),
         find_case([0, 1, 2], 2, padding=6),
         find_case([*range(31), 60], 4),
+        find_case(list(range(301)), 4, asks=(0, 1, 200, 255, 374), why=say("300 sequences.")),
         find_case(list(range(65)), 4, counted=True, why=say("64 sequences: 6 or 7 looks are enough.")),
+        find_case(list(range(301)), 4, counted=True, why=say("300 sequences: 9 looks are enough.")),
     )  # fmt: skip
 
     class Oracle:
@@ -477,7 +484,8 @@ class FindSequence(Exercise):
         return one().filter(lambda trace: trace.init[2] > 0)
 
     def describe_init(self, init):
-        return f"query_start_loc {init[0]}, BLOCK_Q {init[1]}, {init[2]} programs"
+        starts = str(init[0]) if len(init[0]) < 40 else f"[0, 1, 2, 3, ..., {init[0][-1]}], one row a sequence"
+        return f"query_start_loc {starts}, BLOCK_Q {init[1]}, {init[2]} programs"
 
     def describe(self, op):
         return f"find_sequence for block {op[1]}" if op[0] == "sequence_of" else "the most loads that one program made:"
@@ -592,7 +600,7 @@ class Varlen(_Attends):
     def explain(self, op, expected, got):
         if op[0] == "rows_read":
             return say("Too much is read. All rows of a block share one walk over K and V, and it ends at the block's last position: "
-                       "nobody in it sees further.")  # fmt: skip
+                       "nobody in it sees further. A program without rows reads nothing: return.")  # fmt: skip
         if op[0] == "padding":
             return say("A row behind the last sequence's was written. Such rows belong to nobody.")
         return super().explain(op, expected, got)
@@ -644,7 +652,7 @@ class Quantize(Exercise):
         ([-5.0, 1.0, 2.0], "float32"), ([0.9, -0.9, 0.6], "float32"), ([[0.0, 0.0], [1.0, -0.26]], "float32"),
         ([[[1.0, 0.3], [100.0, 7.0]], [[0.01, -0.007], [3.0, 2.0]]], "float32"), ([1e-6, 3e-7], "float32"),
         ([[3.0, -1.7, 0.33, 0.77]], "float16"), ([60000.0, 12345.0], "float16"), ([1e30, -3e29], "float32"),
-        ([[[5.0]], [[-0.25]]], "float32"),
+        ([[[5.0]], [[-0.25]]], "float32"), ([1e-12, -4e-13], "float32"),
     )  # fmt: skip
     examples = tuple(Trace((), tuple((what, x, dtype) for what in ("kinds", "scales", "numbers"))) for x, dtype in INPUTS)
 
@@ -699,14 +707,17 @@ class Quantize(Exercise):
         if op[0] == "scales":
             return say("The scale of a row is its largest magnitude / 127, computed in float32. Negative numbers have a magnitude "
                        "too, and each row its own.")  # fmt: skip
-        return say("Each number is to be the nearest multiple of its row's scale: round, do not cut off; and a row of zeros is "
-                   "zeros, not 0 / 0.")  # fmt: skip
+        return say("Each number is to be the nearest multiple of its row's scale: divide by this scale, in float32 and with nothing "
+                   "added to it; round, do not cut off. A row of zeros is zeros, not 0 / 0.")  # fmt: skip
 
     def explain_error(self, op, expected, error, message):
         if "has changed" in message:
             return say("x is the model's: leave it as it is, and return new arrays.")
         if "NaN was made" in message:
-            return say("A row of zeros has scale 0, and 0 / 0 is NaN. What NaN becomes as int8 is another thing on each machine.")
+            return say("NaN or infinity became int8, and what that gives is another thing on each machine. A row of zeros has scale 0, and "
+                       "0 / 0 is NaN. Or x's type could not hold what you computed: float16 ends at 65504. Make it float32 first.")  # fmt: skip
+        if error in ("AxisError", "IndexError", "ValueError"):
+            return say("x may have any number of sides: a row is what runs along the last one, axis=-1.")
         return None
 
 
@@ -748,6 +759,8 @@ class SweepInt8(_Attends):
         int8_case(9, group=3, fewer=3, values="positions", why=say("Each row has a limit of its own.")),
         int8_case(40, group=4, fewer=9, kv_heads=2, head_dim=32),
         int8_case(9, group=2, fewer=-7, why=say("A limit may lie behind the end of the walk: what is not read counts for nobody.")),
+        int8_case(9, start=4, values="positions", why=say("The walk begins at token 4: those before it count for nobody.")),
+        int8_case(40, 6, start=7, block_size=8, head_dim=32),
         int8_case(9, spread=True),
         int8_case(9, scores="hot"),
         int8_case(9, scores="cold"),
@@ -763,8 +776,9 @@ class SweepInt8(_Attends):
 
         def head(self, seq, head):
             length = self.lens[seq]
-            sees = min(max(length - head % self.group * self.case["fewer"], 1), length)
-            return self.close(self.attention(seq, 0, head, range(sees))[0])
+            start = self.case["start"]
+            sees = min(max(length - head % self.group * self.case["fewer"], start + 1), length)
+            return self.close(self.attention(seq, 0, head, range(start, sees))[0])
 
         def bytes_read(self, name):
             tile, heads = self.case["tile"], self.case["kv_heads"]
@@ -788,7 +802,7 @@ class SweepInt8(_Attends):
             return say("One scale for each token and KV head is read once; so is each row of K and V.")
         if got == "NaN":
             return say("NaN. The scale of a slot that belongs to nobody is NaN here, and 0 * NaN is NaN: mask the loads of the "
-                       "scales, other=0.0.")  # fmt: skip
+                       "scales, other=0.0. And -inf * 0 is NaN: scale the scores before they are masked.")  # fmt: skip
         return super().explain(op, expected, got)
 
     def otherwise(self, op):
@@ -838,7 +852,8 @@ class DecodeAttention(_Attends):
         whole(0, 9),
         whole(0),
         Trace(({"seq_lens": []},), (("attend",),), say("No sequence at all.")),
-        whole(300, asks=[(0, 0)], head_dim=32, more=(("most_tokens",),), why=say("No program reads more than SPLIT_TOKENS tokens.")),
+        whole(300, asks=[(0, 0)], head_dim=32, more=(("most_tokens",), ("programs",)),
+              why=say("300 tokens are 10 splits of 32 at most.")),
         whole(50, 400, asks=[(0, 0)], head_dim=32, group=3, more=(("alone", 0), ("alone", 1)), why=say(ALONE)),
         whole(290, 1000, 33, asks=[(2, 0)], head_dim=32, group=3, block_size=16, more=(("alone", 0), ("alone", 2)), why=say(ALONE)),
         whole(170, 40, 200, 0, asks=[(3, 0)], head_dim=32, group=2, block_size=16,
@@ -855,6 +870,9 @@ class DecodeAttention(_Attends):
         def most_tokens(self):
             return AtMost(32)
 
+        def programs(self):
+            return AtMost(sum(-(-n // 32) for n in self.lens) * self.case["kv_heads"])
+
     def traces(self):
         @st.composite
         def one(draw):
@@ -865,7 +883,7 @@ class DecodeAttention(_Attends):
 
     def describe(self, op):
         return {"attend": "decode_attention(q, keys, values, block_tables, seq_lens)", "most_tokens":
-                "the most tokens that one program read:", "alone": f"sequence {op[-1]} alone gets"}.get(op[0]) \
+                "the most tokens that one program read:", "programs": "the programs that read K:", "alone": f"sequence {op[-1]} alone gets"}.get(op[0]) \
             or super().describe(op)  # fmt: skip
 
     def explain(self, op, expected, got):
@@ -876,4 +894,7 @@ class DecodeAttention(_Attends):
                        "adds. So the cuts, and the order of the merge, must depend on the sequence alone.")  # fmt: skip
         if op[0] == "most_tokens":
             return say("One program read more than SPLIT_TOKENS tokens of K. Cut there, whatever the length.")
+        if op[0] == "programs":
+            return say("More programs read K than there are pieces of SPLIT_TOKENS tokens. Cut every SPLIT_TOKENS, no oftener: each piece "
+                       "costs a result and an lse.")  # fmt: skip
         return super().explain(op, expected, got)

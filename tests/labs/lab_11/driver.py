@@ -15,7 +15,7 @@ from kvlab.standin import mixed as ours
 
 DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "values": "positions", "scores": "random",
             "spread": False, "tile": 16, "splits": 2, "split_tokens": 16, "query_lens": None, "block_q": 4,
-            "padding": 0, "fewer": 0}  # fmt: skip
+            "padding": 0, "fewer": 0, "start": 0}  # fmt: skip
 FAR = 1 << 30
 
 
@@ -119,7 +119,9 @@ def plain(x):
 
 
 class Merge:
-    """merge, of partial results: a list of [lse, result]; an lse of None is an empty split, whose result is NaN."""
+    """merge, of partial results: a list of [lse, result]; an lse of None is an empty split, whose result is garbage."""
+
+    GARBAGE = (np.nan, np.inf, 1000.0)  # what an earlier step left may look like good numbers
 
     def __init__(self, student):
         self.student = student
@@ -134,6 +136,8 @@ class Merge:
         result, total = found
         if not isinstance(result, np.ndarray) or result.shape != partial.shape[1:]:
             return f"the result is {getattr(result, 'shape', result)!r}, not an array {list(partial.shape[1:])}"
+        if np.shares_memory(result, partial):
+            return "the result is a view of partial"
         if np.size(total) != 1:
             return "the lse is not one number"
         return result, float(np.reshape(total, ()))
@@ -151,10 +155,10 @@ class Merge:
         found = self._merge(np.array([h[0] for h in halves], np.float32), np.array([h[1] for h in halves], np.float32))
         return found if isinstance(found, str) else [rounded(found[0]), plain(found[1])]
 
-    @staticmethod
-    def _arrays(parts):
+    def _arrays(self, parts):
         lse = [-np.inf if lse is None else lse for lse, _ in parts]
-        rows = [[np.nan] * len(row) if empty is None else row for empty, row in parts]
+        rows = [[self.GARBAGE[(i + len(parts)) % 3]] * len(row) if empty is None else row
+                for i, (empty, row) in enumerate(parts)]  # fmt: skip
         return np.array(rows, np.float32), np.array(lse, np.float32)
 
 
@@ -296,7 +300,7 @@ class Int8:
                 kernel = FarKernel(ours.with_sweep(self.student.sweep_int8), self.paged.case["spread"])
                 ours.launch_int8(kernel, self.out, self.q, self.keys, self.values, self.key_scales,
                                  self.value_scales, self.paged.tables, self.paged.lens, tile=self.paged.case["tile"],
-                                 fewer=self.paged.case["fewer"])  # fmt: skip
+                                 fewer=self.paged.case["fewer"], start=self.paged.case["start"])  # fmt: skip
 
     def head(self, seq, head):
         self.launch()
@@ -350,3 +354,9 @@ class Decode:
             if access.name == "keys":
                 found[access.program] = found.get(access.program, 0) + access.at.size // self.paged.keys.shape[3]
         return max(found.values(), default=0)
+
+    def programs(self):
+        """How many programs read K."""
+        if self.found is None:
+            self.attend()
+        return len({access.program for access in self.paged.traffic if access.name == "keys"})

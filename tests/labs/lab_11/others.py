@@ -49,6 +49,14 @@ def merge(partial, lse):
         so_far = joined
     return result, so_far
 '''
+_MERGE_HALVES = '''
+def merge(partial, lse):
+    if len(lse) == 1:
+        return (np.zeros(partial.shape[1]) if lse[0] == -np.inf else partial[0].copy()), lse[0]
+    (a, x), (b, y) = merge(partial[:1], lse[:1]), merge(partial[1:], lse[1:])
+    both = np.logaddexp2(x, y)
+    return (a, x) if both == -np.inf else (a * np.exp2(x - both) + b * np.exp2(y - both), both)
+'''
 _SPLIT = '''
 @triton.jit
 def split_kernel(partial, lse, q, keys, values, block_tables, seq_lens, scale_log2e, split_tokens, stride_table, stride_block,
@@ -125,6 +133,19 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         else:
             left = middle
     return left
+'''
+_FIND_STEPS = '''
+@triton.jit
+def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
+    found, step = 0, 1
+    while step < num_seqs:
+        step *= 2
+    while step > 0:
+        if found + step < num_seqs:
+            if tl.load(query_start_loc + found + step) // BLOCK_Q + found + step <= block:
+                found += step
+        step //= 2
+    return found
 '''
 _VARLEN = '''
 @triton.jit
@@ -241,9 +262,9 @@ def decode_attention(q, keys, values, block_tables, seq_lens):
 
 CORRECT = {
     "choose_num_splits": {"from what is wanted": _CHOOSE},
-    "merge": {"one after the other": _MERGE, "pair by pair": _MERGE_ONLINE},
+    "merge": {"one after the other": _MERGE, "pair by pair": _MERGE_ONLINE, "halves": _MERGE_HALVES},
     "split_kernel": {"two branches": _SPLIT, "a walk of its own": _SPLIT_WALK},
-    "find_sequence": {"both ends inside": _FIND},
+    "find_sequence": {"both ends inside": _FIND, "steps of powers of two": _FIND_STEPS},
     "varlen_kernel": {"rows of the whole batch": _VARLEN, "heads before positions": _changed(
         _VARLEN, ("mine + r // GROUP", "mine + r % BLOCK_Q"), ("+ r % GROUP", "+ r // BLOCK_Q"))},
     "quantize": {"row by row": _QUANTIZE},
@@ -288,7 +309,22 @@ WRONG = {
         "the wrong sign": ("float(one - top)", "float(top - one)"),
         "the first is the base": ("top = max(lse)", "top = lse[0]"),
         "the last is left out": ("zip(partial, lse)", "zip(partial[: max(len(lse) - 1, 1)], lse)"),
-    }),
+        "empty where NaN": [("if one > -np.inf", "if not np.isnan(part).any()"),
+                            ("top == -np.inf", "np.isnan(partial).any(axis=1).all()")],
+        "garbage made finite where all is empty": ("np.zeros(partial.shape[1]), -np.inf", "np.nan_to_num(partial).sum(axis=0), -np.inf"),
+        "a view where there is one": ("    total, result = ", "    if len(lse) == 1:\n        return partial[0], lse[0]\n    total, result = "),
+        "a view where one is live": ("    total, result = ", "    if np.isfinite(lse).sum() == 1:\n        return partial[np.isfinite(lse).argmax()], "
+                                     "top\n    total, result = "),
+        "the mean is the base": ("float(one - top)", "(float(one) - np.mean([x for x in lse if x > -np.inf]))"),
+        "sorts lse": ("    top = max(lse)", "    lse.sort()\n    top = max(lse)"),
+    }) | {"NaN made 0, weights for all": """
+def merge(partial, lse):
+    top = lse.max()
+    if top == -np.inf:
+        return np.zeros(partial.shape[1]), top
+    weights = np.exp2(lse - top)
+    return weights @ np.where(np.isnan(partial), 0, partial) / weights.sum(), top + np.log2(weights.sum())
+"""},
     "split_kernel": _wrong(_SPLIT, {
         "the end is forgotten": ("    if last > n:\n        last = n\n", ""),
         "every split walks all": ("n, first, last, block_tables", "n, 0, n, block_tables"),
@@ -337,6 +373,11 @@ WRONG = {
         "one too few": ("return left", "return tl.maximum(left - 1, 0)"),
         "one too many": ("return left", "return left + 1"),
         "one look": ("while left < right:", "if left < right:"),
+        "six looks": ("while left < right:", "for _ in range(6):"),
+        "eight looks": ("while left < right:", "for _ in range(8):"),
+        "float middle": ("(left + right + 1) // 2", "(left + right + 1) / 2"),
+        "rows and numbers together": ("tl.load(query_start_loc + middle) // BLOCK_Q + middle",
+                                      "(tl.load(query_start_loc + middle) + middle) // BLOCK_Q"),
     }) | {
         "one by one": '''
 @triton.jit
@@ -410,6 +451,7 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "a scale of 1 for zeros": ("    numbers = ", "    scales = np.where(scales > 0, scales, 1).astype(np.float32)\n    numbers = "),
         "scales inverted": ("return numbers, np.asarray(scales)", "return numbers, (1 / np.maximum(scales, 1e-30)).astype(np.float32)"),
         "divides x itself": ("y = x.astype(np.float32).copy()", "x /= 1.5; y = x.astype(np.float32) * 1.5"),
+        "a little is added": ("y[at] / scales[at]", "y[at] / (scales[at] + np.float32(1e-12))"),
         "mean magnitude": ("np.maximum(y.max(axis=-1), -y.min(axis=-1))", "2 * np.abs(y).mean(axis=-1)"),
     }),
     "sweep_int8": _wrong(_INT8_LATE, {
@@ -434,6 +476,7 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "int8 into the product": (".to(query.dtype)\n        v", "\n        v"),
         "one scale for the tile": ("(ks * scale_log2e)[None, :]", "scale_log2e * tl.max(ks, axis=0)"),
         "the first tile's scales": ("n = (b * BLOCK_SIZE + p % BLOCK_SIZE)", "n = (b * 0 + p % BLOCK_SIZE)"),
+        "always from token 0": ("range(start, end, TILE)", "range(0, end, TILE)"),
         "scales in the middle of the row": ("stride_scale\n", "stride_scale + 1\n"),
     }) | {"fp32 K and V": _changed(_INT8_LATE, ("tl.load(value_scales + n, mask=live, other=0.0)",
                                                "tl.load(value_scales + n, mask=live, other=0.0) * 1.02"))},
@@ -442,6 +485,11 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
                                        ("splits = -(-longest // tokens)", "splits = 4")],
         "cuts as in the rule of the batch": ("tokens = SPLIT_TOKENS", "tokens = SPLIT_TOKENS if len(q) == 1 else 2 * SPLIT_TOKENS"),
         "16 where there are many": ("tokens = SPLIT_TOKENS", "tokens = 32 if longest < 300 else 16"),
+        "every 16 tokens": ("tokens = SPLIT_TOKENS", "tokens = 16"),
+        "plain where it is short": ("tokens = SPLIT_TOKENS", "tokens = longest if longest <= 48 else SPLIT_TOKENS"),
+        "in order of length": ("partial, lse = launch_split(split, splits, tokens, q, keys, values, block_tables, seq_lens)",
+                               "partial, lse = (x[np.argsort(seq_lens)] for x in launch_split(split, splits, tokens, q, keys, values, "
+                               "block_tables, seq_lens))"),
         "one split": [("tokens = SPLIT_TOKENS", "tokens = longest"), ("splits = -(-longest // tokens)", "splits = 1")],
         "the last split is left out": ("-(-longest // tokens)", "max(longest // tokens, 1)"),
         "not merged": ("merged(partial[s, h], lse[s, h])[0]", "np.nan_to_num(partial[s, h, 0])"),
