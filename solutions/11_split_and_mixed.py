@@ -279,6 +279,9 @@ def sweep(
 #
 # On paper first: `lse` is `[num_seqs, num_heads, num_splits]` without gaps. Where does the lse of sequence s, head h, split i lie?
 #
+# `sweep` wants a limit for each row; here every row sees all tokens of the split. (A block with one number everywhere:
+# `tl.zeros([ROWS], dtype=tl.int32) + end`.)
+#
 # A split may be empty. Then -inf must be stored, whatever becomes of `partial`. (What do `largest` and `total` hold after a walk over
 # nothing?)
 

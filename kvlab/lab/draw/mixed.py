@@ -37,7 +37,7 @@ def split_times(found: Mapping[int, Any], chosen: int, title: str) -> Any:
     highest = max(time.whole for time in found.values()) * 1e6
     for x, (splits, time) in enumerate(found.items()):
         ours = splits == chosen
-        look = {"edgecolor": INK, "linewidth": 2.6 if ours else 0.9, "width": 0.7}
+        look = {"edgecolor": INK, "linewidth": 1.8 if ours else 0.9, "width": 0.7}
         ax.bar(x, time.read * 1e6, color=SKY, label="read K and V, write partial results" if not x else None, **look)
         ax.bar(x, time.merge * 1e6, bottom=time.read * 1e6, color=ORANGE, hatch="//",
                label="start the second launch, merge" if not x else None, **look)  # fmt: skip

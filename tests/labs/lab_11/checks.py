@@ -530,7 +530,7 @@ class Varlen(_Attends):
         say("begin = query_start_loc[seq]; query_len = query_start_loc[seq + 1] - begin; first = (block - begin // BLOCK_Q - seq) "
             "* BLOCK_Q. Row r is position first + r // GROUP and head r % GROUP of the group. It sees the tokens before context + "
             "position + 1, with context = seq_len - query_len."),
-        say("real = (row < BLOCK_Q * GROUP) & (position < query_len); at = ((begin + position) * num_kv_heads + kv_head) * GROUP + "
+        say("A row is real if row < BLOCK_Q * GROUP and its position < query_len. at = ((begin + position) * num_kv_heads + kv_head) * GROUP + "
             "row % GROUP, and axis 1 of the grid is num_kv_heads. The walk ends at tl.minimum(context + first + BLOCK_Q, seq_len). "
             "Divide, store with the mask."),
     )  # fmt: skip
@@ -781,8 +781,7 @@ class SweepInt8(_Attends):
             return self.close(self.attention(seq, 0, head, range(start, sees))[0])
 
         def bytes_read(self, name):
-            tile, heads = self.case["tile"], self.case["kv_heads"]
-            rows = heads * sum(-(-n // tile) * tile for n in self.lens)
+            rows = self.case["kv_heads"] * sum(self.lens)
             return AtMost(rows * (4 if "scales" in name else self.dim))
 
     def traces(self):
@@ -799,7 +798,8 @@ class SweepInt8(_Attends):
 
     def explain(self, op, expected, got):
         if op[0] == "bytes_read":
-            return say("One scale for each token and KV head is read once; so is each row of K and V.")
+            return say("One scale for each token and KV head is read once; so is each row of K and V. Those behind `end` are nobody's: "
+                       "mask the loads.")  # fmt: skip
         if got == "NaN":
             return say("NaN. The scale of a slot that belongs to nobody is NaN here, and 0 * NaN is NaN: mask the loads of the "
                        "scales, other=0.0. And -inf * 0 is NaN: scale the scores before they are masked.")  # fmt: skip

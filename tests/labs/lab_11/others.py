@@ -476,6 +476,7 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "int8 into the product": (".to(query.dtype)\n        v", "\n        v"),
         "one scale for the tile": ("(ks * scale_log2e)[None, :]", "scale_log2e * tl.max(ks, axis=0)"),
         "the first tile's scales": ("n = (b * BLOCK_SIZE + p % BLOCK_SIZE)", "n = (b * 0 + p % BLOCK_SIZE)"),
+        "dead numbers are read": ("k = tl.load(keys + at, mask=live[:, None], other=0)", "k = tl.load(keys + at)"),
         "always from token 0": ("range(start, end, TILE)", "range(0, end, TILE)"),
         "scales in the middle of the row": ("stride_scale\n", "stride_scale + 1\n"),
     }) | {"fp32 K and V": _changed(_INT8_LATE, ("tl.load(value_scales + n, mask=live, other=0.0)",
