@@ -56,8 +56,8 @@ print(f"in place:  no copy at all, asked for            {in_place:9,} bytes, {in
 # Read that again. The kernel that saves the copy asks for more than twice as much as the one that makes it.
 #
 # The textbook is right that no copy is needed. But its sketch is for a model in which every query head has K and V of its
-# own. In today's models, seven query heads share them. So there is a ladder (阶梯) of kernels: gather, naive, online, packed. The
-# textbook's is the third, and the gain comes with the fourth. You climb all of it.
+# own. In today's models several query heads share them, seven in Qwen2.5-7B. So there is a ladder (阶梯) of kernels:
+# gather, naive, online, packed. The textbook's is the third, and the gain comes with the fourth. You climb all of it.
 
 # %% [markdown]
 # ## A picture
@@ -266,11 +266,14 @@ print({f"{kind} {name}": size for (kind, name), size in traffic.table().items()}
 # What runs your kernels here is a **stand-in** (替身): `tl` and `triton` come from `kvlab.standin`, a few hundred lines of
 # NumPy. It runs one program after the other, on any machine, and it is stricter than a GPU: an address outside an
 # array is an error, and so are two programs that write the same number. The source is Triton's: further down the same
-# cells go through Triton itself. So two of its rules hold here as well, and the checks ask for them:
+# cells go through Triton itself. So three of its rules hold here as well, and the checks ask for them:
 #
 # - **Only `tl` computes.** NumPy, `math` and Python's `float` do not work on what `tl.load` gives.
 # - **A loop changes values, not types.** The compiler translates a loop once. So what the loop adds to has its final type
 #   and shape before it: `0.0` and not `0`; `tl.zeros([DIM], dtype=tl.float32)` and not `0.0`, if it becomes a block.
+# - **A loop runs to its end.** No `break`, no `continue`, no `return` inside it.
+#
+# (`input_precision` is for GPUs: without it their tensor cores round fp32 operands to 10 bits. The stand-in never does.)
 
 # %% [markdown]
 # ## Exercise 3: the naive kernel
@@ -335,6 +338,10 @@ def naive_kernel(
 check("naive_kernel")
 
 # %% [markdown]
+# (The question on paper: head 5 reads KV head `5 // 3`, which is 1. The block id is number `1 * stride_table` of
+# `block_tables`. For token i of the page and each d it loads number `block * stride_block + i * stride_slot + 1 *
+# stride_head + d` of K, as far as i is below `seq_len`.)
+#
 # Run it, on two sequences whose pages are shuffled, and with NaN in every slot that nobody owns:
 
 # %%
@@ -721,10 +728,11 @@ for numbers, size in ((128, 2), (64, 2), (64, 1), (16, 1)):
 
 # %% [markdown]
 # (When half a line is not wanted, a GPU fetches only its sectors (扇区) of 32 bytes.) So what *does* a page of 1 cost? The
-# table: sixteen times as long as with pages of 16 (L33 8.1-2: tens of times). But each token of a tile looks up its entry anyway, so no more bytes are
-# asked for: 4 for every row, whatever the page (in bf16 that is 0.8% of K and V together). The bookkeeping on the CPU: a block for
-# every token. The arithmetic of addresses: one for each token of a tile, where a large page needs one. And hardware that
-# copies whole tiles by itself (TMA on Hopper and newer) wants large pages; our loads do not use it.
+# table: sixteen times as long as with pages of 16 (L33 8.1-2: tens of times). But each token of a tile looks up its entry
+# anyway, so no more bytes are asked for: 4 for every row, whatever the page (in bf16 that is 0.8% of K and V together). The
+# bookkeeping on the CPU: a block for every token. The arithmetic of addresses: a lookup for each token of a tile, where a
+# large page needs one. And hardware that copies whole tiles by itself (TMA on Hopper and newer) wants large pages; our
+# loads do not use it.
 #
 # So the textbook's advice stands, with another reason. Measurements that others have published: two prefill kernels on an
 # AMD GPU take 12 to 18% longer with pages of 1 than of 16 (FlyDSL's pull request 1066). FlashAttention's first paged
@@ -756,9 +764,10 @@ else:
 
 # %% [markdown]
 # **Next: a hint that is lost.** The compiler is told that the strides can be divided by 16. That one fact lets it load
-# 16 bytes with one instruction (向量化加载): it knows that a row begins at a multiple of 16 bytes. vLLM lost this hint once, by
-# accident, when Triton changed a rule: by its pull request 18161 the kernel was 40% slower, and not one number was wrong. Below, your kernel is compiled twice for an
-# H200, in the shape of the 7B, in bf16: once as it is, and once without that hint.
+# 16 bytes with one instruction (向量化加载): it knows that a row begins at a multiple of 16 bytes. vLLM lost this hint
+# once, by accident, when Triton changed a rule: by its pull request 18161 the kernel was 40% slower, and not one number
+# was wrong. Below, your kernel is compiled twice for an H200, in the shape of the 7B, in bf16: once as it is, and once
+# without that hint.
 
 # %%
 from kvlab.lab.scenes.attention import compiled

@@ -75,8 +75,8 @@ def walk_frame(frames: Sequence[Frame], i: int, block_table: Sequence[int], bloc
         ax.bar(position, score - low, bottom=low, width=0.8, color=fill, hatch=hatch, edgecolor=INK, linewidth=0.8)
     if i:
         ax.axhline(frame.largest, color=RED, linewidth=1.6, linestyle="--")
-        ax.text(n - 0.4, frame.largest, f"largest {frame.largest:.2f}", color=RED, ha="right", va="bottom", fontsize=10,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+        label, box = f"largest {frame.largest:.2f}", {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        ax.text(n - 0.4, frame.largest + 0.1, label, color=RED, ha="right", va="bottom", fontsize=10, bbox=box)
     for page, block in enumerate(block_table[: -(-n // block_size)]):
         left, right = page * block_size, min((page + 1) * block_size, n)
         ax.text((left + right - 1) / 2, low - 0.35, f"block {block}", ha="center", va="top", fontsize=9)

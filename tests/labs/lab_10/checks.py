@@ -29,7 +29,7 @@ class Attention:
     def launch(self):
         return None
 
-    def carried(self):
+    def refused(self):
         return []
 
     def attend(self):
@@ -54,13 +54,15 @@ class Attention:
         return [x / math.fsum(exps) for x in exps]
 
     def query(self, seq, head, d):
+        if self.case["scores"] == "split":
+            return -256.0 if head % 2 else 256.0
         return {"equal": 0.0, "hot": 256.0, "cold": -256.0, "rising": 16.0}.get(self.case["scores"], number(0, seq, 0, head, d))
 
     def key(self, seq, position, head, d):
         x = number(1, seq, position, head, d)
         if self.case["scores"] == "rising":
             return position / 2
-        return 16 * x if self.case["scores"] == "large" else 1 + x / 64 if self.case["scores"] in ("hot", "cold") else x
+        return 16 * x if self.case["scores"] == "large" else 1 + x / 64 if self.case["scores"] in ("hot", "cold", "split") else x
 
     def value(self, seq, position, head, d):
         return float(d == position) if self.case["values"] == "positions" else number(2, seq, position, head, d)
@@ -98,7 +100,8 @@ def random_cases(draw, first=("launch",), packed=False, most=18, layouts=("token
 
 STARTS = {"float32": "", "float16": " in fp16"}
 PHRASES = {"equal": "all keys alike", "hot": "all scores near +1000", "cold": "all scores near -1000",
-           "large": "large scores", "rising": "each score far above the one before it", "random": ""}  # fmt: skip
+           "large": "large scores", "rising": "each score far above the one before it", "split": "scores near +1000 for even heads, -1000 for odd ones",
+           "random": ""}  # fmt: skip
 
 
 def _n(count, what):
@@ -137,14 +140,19 @@ class _Attends(Exercise):
             return f"sequence {op[1]}, query head {op[2]}:"
         if op[0] == "rows_read":
             return f"rows of {op[1]} (a token, a KV head) that were read:"
-        if op[0] == "carried":
-            return "variables that a loop gives another type or shape:"
+        if op[0] == "steps":
+            return "loads of K, of all programs together:"
+        if op[0] == "refused":
+            return "what Triton would refuse in it:"
         return f"{self.defines[0]}(q, keys, values, block_tables, seq_lens)"
 
     def explain(self, op, expected, got):
         if op[0] == "rows_read":
             return say("Too much is read. K goes through each program twice, once in each pass, and V once, in the second.")
-        if op[0] == "carried":
+        if op[0] == "refused" and isinstance(got, list) and any(": " not in word for word in got):
+            return say("The stand-in lets this pass, Triton's compiler does not: it knows no break, no continue, no return inside "
+                       "a loop, and no a < b < c. Let the loop end by its range, and leave out by a mask or tl.where.")
+        if op[0] == "refused":
             return say("The stand-in lets this pass, Triton's compiler does not: it compiles a loop once. What a loop changes must "
                        "have its final type and shape before the loop: 0.0, not 0, for a sum; tl.zeros([HEAD_DIM], "
                        "dtype=tl.float32), not 0.0, for the result; a number for each row where there are rows.")  # fmt: skip
@@ -354,6 +362,7 @@ class Gathered(_Attends):
         case(6, scores="large"),
         case(6, scores="hot", why=say("The scores are large: exp of them is infinite.")),
         case(6, scores="cold", why=say("All scores are far below 0: without their maximum subtracted, every exp is 0.")),
+        case(6, scores="split", group=2, why=say("Each query head has scores of its own, and a largest one of its own.")),
         case(14, block_size=1),
         case(14, block_size=16, head_dim=32),
         case(9, dtype="float16", kv_heads=2, why=say("The arrays are fp16 here: compute in float64.")),
@@ -409,7 +418,7 @@ LENGTHS = (
 COUNTS = (
     case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "keys"))),
     case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "values"))),
-    case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("carried",))),
+    case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("refused",))),
 )  # fmt: skip
 
 
@@ -505,6 +514,8 @@ class Packed(_Attends):
         case(31, block_size=8, head_dim=32, scores="cold", more=LAUNCH),
         case(31, head_dim=32, tile=32, more=LAUNCH),
         case(20, head_dim=32, scores="rising", more=LAUNCH, why=RISING),
+        case(6, scores="split", group=2, more=LAUNCH, why=say("Each row has scores of its own, and a largest one of its own.")),
+        case(31, head_dim=32, tile=32, heads=[(0, 0)], more=(*LAUNCH, ("steps",))),
         case(40, 3, group=7, kv_heads=2, head_dim=64, more=LAUNCH, heads=[(0, 0), (0, 6), (0, 7), (1, 13), (1, 5)]),
         case(5, group=17, kv_heads=2, more=LAUNCH, heads=[(0, 0), (0, 16), (0, 17), (0, 33)],
              why=say("17 heads in a group: ROWS is 32 here.")),
@@ -513,7 +524,7 @@ class Packed(_Attends):
              why=say("K and V are fp16. tl.dot wants two operands of one type: weights.to(v.dtype).")),
         case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("rows_read", "keys"))),
         case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("rows_read", "values"))),
-        case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("carried",))),
+        case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("refused",))),
     )  # fmt: skip
 
     class Oracle(Attention):
@@ -521,12 +532,17 @@ class Packed(_Attends):
             tile = self.case["tile"]
             return AtMost(self.case["kv_heads"] * sum(-(-n // tile) * tile for n in self.lens))
 
+        def steps(self):
+            return AtMost(self.case["kv_heads"] * sum(-(-n // self.case["tile"]) for n in self.lens))
+
     def traces(self):
         return random_cases(packed=True, most=40)
 
     def explain(self, op, expected, got):
         if op[0] == "rows_read":
             return say("Each row of K and V is to be read once for the whole group, not once for each of its heads.")
+        if op[0] == "steps":
+            return say("A step takes TILE tokens, whatever the block size: one load of K for all of them.")
         return super().explain(op, expected, got)
 
 

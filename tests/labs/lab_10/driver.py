@@ -6,6 +6,8 @@ slots hold what the last owner left, and the tails block ids of somebody else's.
 KV head of a block together, so that the strides are others.
 """
 
+import ast
+import linecache
 import math
 import sys
 
@@ -100,6 +102,8 @@ class Paged:
 
 
 def query(case, seq, head, d):
+    if case["scores"] == "split":
+        return -256.0 if head % 2 else 256.0
     return {"equal": 0.0, "hot": 256.0, "cold": -256.0, "rising": 16.0}.get(case["scores"], number(0, seq, 0, head, d))
 
 
@@ -109,7 +113,7 @@ def key(case, seq, position, head, d):
         return position / 2
     if case["scores"] == "large":
         return 16 * x
-    return 1 + x / 64 if case["scores"] in ("hot", "cold") else x
+    return 1 + x / 64 if case["scores"] in ("hot", "cold", "split") else x
 
 
 def value(case, seq, position, head, d):
@@ -170,6 +174,21 @@ class LoopWatch:
         return line
 
 
+def words_refused(code):
+    """Statements that Triton's compiler does not know, in the function with this code object."""
+    tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name]
+    found = set()
+    for node in ast.walk(functions[-1]) if functions else ():
+        if isinstance(node, ast.Break | ast.Continue):
+            found.add(type(node).__name__.lower())
+        if isinstance(node, ast.For | ast.While) and any(isinstance(inner, ast.Return) for inner in ast.walk(node)):
+            found.add("return inside a loop")
+        if isinstance(node, ast.Compare) and len(node.ops) > 1:
+            found.add("a < b < c")
+    return found
+
+
 class Decode:
     """A kernel, launched once."""
 
@@ -193,16 +212,22 @@ class Decode:
         self.launch()
         return self.traffic.num_bytes("load", name) // (self.paged.keys.itemsize * self.paged.keys.shape[3])
 
-    def carried(self):
-        """Variables that a loop of the kernel changes the type or the shape of."""
-        watch, before = LoopWatch(getattr(self.kernel, "fn", self.carried).__code__), sys.gettrace()
+    def steps(self):
+        """How many loads of K the programs made, all together."""
+        self.launch()
+        return sum((access.kind, access.name) == ("load", "keys") for access in self.traffic)
+
+    def refused(self):
+        """What Triton's compiler would not take: statements, and variables whose type or shape a loop changes."""
+        code, before = getattr(self.kernel, "fn", self.refused).__code__, sys.gettrace()
+        watch = LoopWatch(code)
         paged = Paged(self.paged.case)
         sys.settrace(watch)
         try:
             paged.launch(self.kernel, self.packed)
         finally:
             sys.settrace(before)
-        return sorted(watch.found.values())
+        return sorted({*words_refused(code), *watch.found.values()})
 
 
 class Naive(Decode):

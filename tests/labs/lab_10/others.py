@@ -324,6 +324,7 @@ WRONG = {
         "the table's tail too": _changed(_PLAIN, ("block_table[:pages]", "block_table")).replace("[:seq_len]", ""),
         "full pages only": _changed(_PLAIN, ("(seq_len + size - 1) // size", "max(seq_len // size, 1)")),
         "no maximum": _changed(_PLAIN, (" - scores.max(axis=1, keepdims=True)", "")),
+        "one maximum for all heads": _changed(_PLAIN, ("scores.max(axis=1, keepdims=True)", "scores.max()")),
         "one maximum, of absolute values": _changed(_PLAIN, ("scores.max(axis=1, keepdims=True)", "np.abs(scores).max()")),
         "no scale": _changed(_PLAIN, (" / np.sqrt(dim)", "")),
         "divided by the dim": _changed(_PLAIN, ("np.sqrt(dim)", "dim")),
@@ -388,6 +389,7 @@ WRONG = {
             _NAIVE, ("mask=live[:, None], other=0.0", "mask=None"), ("tl.where(live, score,", "tl.where(score == score, score,"),
             ("tl.where(live, tl.exp2(score - top), 0.0)", "tl.where(score == score, tl.exp2(score - top), 0.0)"),
             ("        total += ", "        v = tl.where(v == v, v, 0.0)\n        total += ")),
+        "break": _changed(_NAIVE, ("        live = i", "        if page * BLOCK_SIZE >= n:\n            break\n        live = i")),
         "a little is added to the sum": _changed(_NAIVE, ("mean = mean / total", "mean = mean / (total + 1e-3)")),
         "the sum as Python's float": _changed(_NAIVE, ("mean = mean / total", "mean = mean / float(total)")),
         "the table's width for its stride": _changed(_NAIVE, ("s * stride_table", "s * tl.cdiv(n, BLOCK_SIZE)")),
@@ -420,6 +422,8 @@ class Late:
 
 online_softmax_kernel = Late()
 ''',
+        "continue": _changed(_ONLINE, ("        live = i", "        if page * BLOCK_SIZE >= n:\n            continue\n"
+                                       "        live = i")),
         "the maximum of the first page": _changed(_ONLINE, ("new_top = tl.maximum(top, tl.max(score, axis=0))",
                                                             "new_top = tl.max(score, axis=0) if page == 0 else top")),
         "what is not NaN, in place of the length": _changed(
@@ -477,6 +481,10 @@ online_softmax_kernel = Late()
         "stride_head taken for granted": _changed(_PACKED, ("g * stride_head", "g * HEAD_DIM")),
         "stride_slot taken for granted": _changed(_PACKED, ("* stride_slot", "* (tl.num_programs(0) * HEAD_DIM)")),
         "stride_block taken for granted": _changed(_PACKED, ("b * stride_block", "b * (BLOCK_SIZE * stride_slot)")),
+        "tiles of 16 always": _changed(_PACKED, ("t = tl.arange(0, TILE)", "t = tl.arange(0, 16)"), ("tile * TILE", "tile * 16"),
+                                       ("tl.cdiv(n, TILE)", "tl.cdiv(n, 16)")),
+        "a return in the loop": _changed(_PACKED, ("        top = new_top\n", "        top = new_top\n        if p is None:\n"
+                                                   "            return\n")),
         "the maximum of the first tile": _changed(_PACKED, ("new_top = tl.maximum(top, tl.max(score, axis=1))",
                                                             "new_top = tl.max(score, axis=1) if tile == 0 else top")),
         "a maximum that starts as one number": _changed(_PACKED, ('tl.full([ROWS], -float("inf"), dtype=tl.float32)',
