@@ -56,8 +56,8 @@ print(f"in place:  no copy at all, asked for            {in_place:9,} bytes, {in
 # Read that again. The kernel that saves the copy asks for more than twice as much as the one that makes it.
 #
 # The textbook is right that no copy is needed. But its sketch is for a model in which every query head has K and V of its
-# own. In today's models, seven query heads share them. So there is a ladder (阶梯) of kernels: gather, naive, online, packed. The
-# textbook's is the third, and the gain comes with the fourth. You climb all of it.
+# own. In today's models several query heads share them, seven in Qwen2.5-7B. So there is a ladder (阶梯) of kernels:
+# gather, naive, online, packed. The textbook's is the third, and the gain comes with the fourth. You climb all of it.
 
 # %% [markdown]
 # ## A picture
@@ -158,8 +158,9 @@ print(f"with all 28 layers in one block: block {first:,}, after {first * 16:,} t
 #    already. A sequence of length 0 gives zeros.
 # 3. **Heads.** Consecutive query heads share a KV head: head h reads KV head `h // GROUP`.
 # 4. **The sum.** `softmax(q K^T / sqrt(head_dim)) V`. The largest score is subtracted before `exp`, always.
-# 5. **Nobody's slots.** Behind a sequence's last token, in its last page, lies anything; in our tests NaN. Behind its last
-#    page the table's row holds anything; in our tests -1.
+# 5. **Nobody's slots.** Behind a sequence's last token, in its last page, lies anything: in our tests NaN, or what the last
+#    owner left. Behind its last page the table's row holds anything: in our tests -1, or an old block id. Only `seq_len`
+#    says where the sequence ends.
 #
 # ## Exercise 2: gather, then attend
 #
@@ -260,12 +261,19 @@ print({f"{kind} {name}": size for (kind, name), size in traffic.table().items()}
 # | `x.to(tl.float32)`, `x.to(tl.int64)` | another type |
 # | `tl.sum(x, axis=1)`, `tl.max(x, axis=1)` | along one axis, which goes away |
 # | `tl.maximum(a, b)`, `tl.where(condition, a, b)`, `tl.exp2(x)`, `tl.cdiv(a, b)` | element by element |
-# | `tl.dot(a, b)` | matrix product, on tensor cores: all sides at least 16, both of one type |
+# | `tl.dot(a, b, input_precision="ieee")` | matrix product, on tensor cores: all sides at least 16, both of one type |
 #
 # What runs your kernels here is a **stand-in** (替身): `tl` and `triton` come from `kvlab.standin`, a few hundred lines of
 # NumPy. It runs one program after the other, on any machine, and it is stricter than a GPU: an address outside an
 # array is an error, and so are two programs that write the same number. The source is Triton's: further down the same
-# cells go through Triton itself.
+# cells go through Triton itself. So three of its rules hold here as well, and the checks ask for them:
+#
+# - **Only `tl` computes.** NumPy, `math` and Python's `float` do not work on what `tl.load` gives.
+# - **A loop changes values, not types.** The compiler translates a loop once. So what the loop adds to has its final type
+#   and shape before it: `0.0` and not `0`; `tl.zeros([DIM], dtype=tl.float32)` and not `0.0`, if it becomes a block.
+# - **A loop runs to its end.** No `break`, no `continue`, no `return` inside it.
+#
+# (`input_precision` is for GPUs: without it their tensor cores round fp32 operands to 10 bits. The stand-in never does.)
 
 # %% [markdown]
 # ## Exercise 3: the naive kernel
@@ -274,9 +282,11 @@ print({f"{kind} {name}": size for (kind, name), size in traffic.table().items()}
 # sequence **twice**: pass 1 finds the largest score; pass 2 adds up the weights `exp(score - largest)` and the weighted
 # V. At the end it divides.
 #
-# Two details. GPUs have `exp2`, not `exp`: `scale_log2e` holds `1 / sqrt(head_dim)` and `log2(e)`, so if the query is
+# Three details. GPUs have `exp2`, not `exp`: `scale_log2e` holds `1 / sqrt(head_dim)` and `log2(e)`, so if the query is
 # multiplied by it, `2^score` is what `e^score` would have been. And strides (步长) come as arguments, in numbers: block b
-# begins at `b * stride_block`, a token in it is `stride_slot` further, a KV head `stride_head`.
+# begins at `b * stride_block`, a token in it is `stride_slot` further, a KV head `stride_head`. Take them as they come, and
+# the kernel reads other layouts too: the check gives it one in which a block keeps the tokens of a KV head together. And
+# where K and V are fp16, add up in fp32: `.to(tl.float32)` after the load.
 #
 # On paper first: which numbers does the program of head 5, sequence 1 load for its first page, if GROUP is 3?
 
@@ -328,6 +338,10 @@ def naive_kernel(
 check("naive_kernel")
 
 # %% [markdown]
+# (The question on paper: head 5 reads KV head `5 // 3`, which is 1. The block id is number `1 * stride_table` of
+# `block_tables`. For token i of the page and each d it loads number `block * stride_block + i * stride_slot + 1 *
+# stride_head + d` of K, as far as i is below `seq_len`.)
+#
 # Run it, on two sequences whose pages are shuffled, and with NaN in every slot that nobody owns:
 
 # %%
@@ -355,10 +369,10 @@ print("0 * NaN =", 0.0 * math.nan, "   0 * inf =", 0.0 * math.inf)
 
 # %% [markdown]
 # Nobody's slots hold what the last owner has left, or what was never set. Most of the time it is harmless, and the
-# output is right. One day it is a NaN. (FlashInfer had this fault: its issue 4971.)
+# output is right. One day it is a NaN. (In FlashInfer's pull request 4971 a faster way to load pages brings such rows in
+# unmasked. It sets them to zero before they are multiplied, for V; for K it need not. Why not? Exercise 8 asks.)
 #
-# Break the rule and see: change `values + at, mask=known[:, None]` in your kernel and check it again. (Then change it
-# back.)
+# Break the rule and see: take the mask off your kernel's load of V and check it again. (Then put it back.)
 #
 # ## One pass: online softmax
 #
@@ -534,7 +548,7 @@ for name, traffic in (("naive", naive_traffic), ("online", online_traffic), ("pa
 #
 # A kernel knows nothing of arrays: somebody has to hand it the grid, the strides and the sizes. This function is what the
 # engine will call, once a layer and step. Use `packed` from the cell above (it is your kernel, or ours), and a `TILE` of
-# 64.
+# 64. So far `ours.launch_packed` has done this for you; here it is barred.
 
 # %% ex="paged_attention"
 def paged_attention(q, keys, values, block_tables, seq_lens):
@@ -631,7 +645,7 @@ lab.compare("naive", moved["naive"] / moved["packed"])
 #
 # **How far to trust it.** These are bytes *asked for*. Between a program and the memory lie caches (L1, L2). The seven
 # programs of a group run side by side and read the same pages, and when the second one asks, the L2 cache may have them
-# still. So on a GPU the naive kernel moves something between 1 and 7 times (10.5 with the second pass) from memory, and
+# still. So on a GPU the naive kernel moves something between 1 and 10.5 times as much as the packed one from memory, and
 # nobody can say from a count where. The packed kernel does not depend on that luck. That is why all serving engines have
 # it.
 #
@@ -649,14 +663,15 @@ flops = 4 * heads * dim * sum(lens)
 h200 = GPUS["H200"]
 figure, ax = plt.subplots(figsize=(9, 2.9), layout="constrained")
 draw.times(moved, flops, h200.bandwidth, h200.peak_flops, ax)
-picture(figure, f"Least times of one layer on an H200 in microseconds, by its data sheet: the packed kernel "
+picture(figure, f"Microseconds of one layer on an H200, by its data sheet, if all bytes come from memory: packed "
         f"{1e6 * moved['packed'] / h200.bandwidth:.1f}, the arithmetic {1e6 * flops / h200.peak_flops:.1f}.")
 print(f"packed: {flops / moved['packed']:.0f} FLOP for each byte; the H200's balance is {h200.balance:.0f}")
 
 # %% [markdown]
 # Seven FLOP a byte, where the GPU could do two hundred: even the best rung is far on the memory's side of the roofline
-# (屋顶线), and the padding from 7 rows to 16 costs nothing that anybody waits for. (These times are computed from the data
-# sheet. They are what no kernel can beat, not what one reaches.)
+# (屋顶线), and the padding from 7 rows to 16 costs nothing that anybody waits for. (These times are computed, from the data
+# sheet: bytes asked for, divided by the memory's bandwidth. No kernel can beat the packed one's bar, because each byte must
+# come from memory once. The others would, as far as a cache catches their repeats.)
 #
 # There is one more thing in the launch. How many programs work?
 
@@ -682,13 +697,14 @@ for count in (1, 8, 32):
 # %%
 from kvlab.lab.scenes.attention import LINE, SECTOR, lines
 
-found = []
+found, table_bytes = [], {}
 for block_size, in_order in ((16, True), (16, False), (64, False), (1, False)):
     spread = make_case([128], block_size=block_size, kv_heads=4, group=7, head_dim=128, in_order=in_order)
     _, traffic = run(packed, spread, ours.launch_packed, tile=64)
     used, touched = lines(traffic, "keys", LINE)
     order = "in order" if in_order else "shuffled"
     distinct = spread.block_tables.size * spread.block_tables.itemsize
+    table_bytes[block_size] = distinct
     found.append((f"{block_size}, {order}", f"{100 * used / touched:.0f}%", f"{distinct} bytes",
                   f"{requested(traffic)['table'] / requested(traffic)['K']:.2%}"))
 table(("pages of", "of the lines used", "the block table", "table entries asked for, of K's bytes"), found)
@@ -712,10 +728,16 @@ for numbers, size in ((128, 2), (64, 2), (64, 1), (16, 1)):
 
 # %% [markdown]
 # (When half a line is not wanted, a GPU fetches only its sectors (扇区) of 32 bytes.) So what *does* a page of 1 cost? The
-# table: sixteen times as long, as L33 8.1-2 says. But each token of a tile looks up its entry anyway, so no more bytes are
-# asked for: 4 for every row, whatever the page (in bf16 that is 0.8% of K and V together). The bookkeeping on the CPU: a block for
-# every token. And hardware that copies whole tiles by itself (TMA on Hopper and newer) wants large pages; our
-# loads do not use it. Published measurements with kernels of our kind find 0 to 18% between pages of 1 and 16.
+# table: sixteen times as long as with pages of 16 (L33 8.1-2: tens of times). But each token of a tile looks up its entry
+# anyway, so no more bytes are asked for: 4 for every row, whatever the page (in bf16 that is 0.8% of K and V together). The
+# bookkeeping on the CPU: a block for every token. The arithmetic of addresses: a lookup for each token of a tile, where a
+# large page needs one. And hardware that copies whole tiles by itself (TMA on Hopper and newer) wants large pages; our
+# loads do not use it.
+#
+# So the textbook's advice stands, with another reason. Measurements that others have published: two prefill kernels on an
+# AMD GPU take 12 to 18% longer with pages of 1 than of 16 (FlyDSL's pull request 1066). FlashAttention's first paged
+# kernel for Blackwell decodes at 0.87 TB/s with pages of 1, 1.35 with 32, and 4.0 with 128, where TMA loads them (its pull
+# request 1999). All pages there have rows that fill their lines.
 #
 # What about the layout of L33 2.2, `[num_blocks, num_kv_heads, head_dim / x, block_size, x]`? It is older, made for a kernel
 # in which each *thread* reads whole keys: neighbours in memory are the same 16 bytes of neighbouring tokens. Its V is
@@ -742,9 +764,10 @@ else:
 
 # %% [markdown]
 # **Next: a hint that is lost.** The compiler is told that the strides can be divided by 16. That one fact lets it load
-# 16 bytes with one instruction (向量化加载): it knows that a row begins at a multiple of 16 bytes. vLLM lost this hint once, by
-# accident, when Triton changed a rule: by its issue 18161 the kernel was 40% slower, and not one number was wrong. Below, your kernel is compiled twice for an
-# H200, in the shape of the 7B, in bf16: once as it is, and once without that hint.
+# 16 bytes with one instruction (向量化加载): it knows that a row begins at a multiple of 16 bytes. vLLM lost this hint
+# once, by accident, when Triton changed a rule: by its pull request 18161 the kernel was 40% slower, and not one number
+# was wrong. Below, your kernel is compiled twice for an H200, in the shape of the 7B, in bf16: once as it is, and once
+# without that hint.
 
 # %%
 from kvlab.lab.scenes.attention import compiled
@@ -888,7 +911,8 @@ ledger(("where", "the textbook says", "we found", "verdict", "on the condition t
      f"{hinted['loads']['const']} loads from constant memory: it is read from global memory, through the caches", False, ""),
     ("L33 8.1-1", "not one bit of accuracy is lost", "the same bits, wherever the pages lie", True,
      "the same kernel, adding in the same order: another tile or kernel has other last bits"),
-    ("L33 8.1-2", "block size 1: a table tens of times longer", f"{512 // 32} times as long as at 16", True, ""),
+    ("L33 8.1-2", "block size 1: a table tens of times longer",
+     f"{table_bytes[1] // table_bytes[16]} times as long as at 16", True, ""),
     ("L33 8.1-2, A.1", "block size 1, or pages that are not neighbours, break coalescing",
      f"{100 * used / touched:.0f}% of the lines used", False, ""),
     ("L33 9.3-2", "scattered reads do not eat the gain", f"{100 * used / touched:.0f}% of the lines used, in any order",

@@ -12,6 +12,7 @@ audit hook, bars on our own implementation) is there so that an accident does no
 
 import importlib
 import json
+import linecache
 import os
 import sys
 import types
@@ -222,6 +223,7 @@ def serve(driver_class, names) -> None:
         space["lab"] = types.SimpleNamespace(best=best)
         space["check"] = space["hint"] = lambda *_: None
         for label, text in source:
+            linecache.cache[label] = len(text), None, text.splitlines(True), label  # so that a driver can look it up
             exec(compile(text, label, "exec"), space)
         return types.SimpleNamespace(**{name: space[name] for name in names})
 

@@ -55,6 +55,8 @@ class Indexed:
         wanted = index if isinstance(index, tuple) else (index,)
         if any(part is not None and part != slice(None) for part in wanted):
             raise TypeError("a block has no elements to pick: index it with : and None only, as in x[:, None]")
+        if len(wanted) - wanted.count(None) > len(self.shape):
+            raise IndexError(f"{self!r} has no axis for each colon: it has {len(self.shape)}")
         return self._like(self._block()[index])
 
     def __array__(self, *_: Any, **__: Any) -> Any:
@@ -90,6 +92,9 @@ class Value(Indexed):
         if self.data.ndim or self.data.dtype.kind not in "iu":
             raise TypeError(f"{self!r} is no whole number: a loop counts with a scalar")
         return int(self.data)
+
+    def __float__(self) -> float:
+        raise TypeError(f"float() of {self!r}, or a function of math: those take Python's numbers. Use tl's")
 
     def __bool__(self) -> bool:
         if self.data.size != 1:

@@ -75,7 +75,8 @@ def walk_frame(frames: Sequence[Frame], i: int, block_table: Sequence[int], bloc
         ax.bar(position, score - low, bottom=low, width=0.8, color=fill, hatch=hatch, edgecolor=INK, linewidth=0.8)
     if i:
         ax.axhline(frame.largest, color=RED, linewidth=1.6, linestyle="--")
-        ax.text(n - 0.4, frame.largest, f"largest {frame.largest:.2f}", color=RED, ha="right", va="bottom", fontsize=10)
+        label, box = f"largest {frame.largest:.2f}", {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        ax.text(n - 0.4, frame.largest + 0.1, label, color=RED, ha="right", va="bottom", fontsize=10, bbox=box)
     for page, block in enumerate(block_table[: -(-n // block_size)]):
         left, right = page * block_size, min((page + 1) * block_size, n)
         ax.text((left + right - 1) / 2, low - 0.35, f"block {block}", ha="center", va="top", fontsize=9)
@@ -83,7 +84,7 @@ def walk_frame(frames: Sequence[Frame], i: int, block_table: Sequence[int], bloc
     for start in range(0, n, tile):
         ax.axvline(start - 0.5, color=INK, linewidth=0.7, linestyle=":")
     ax.set(xlim=(-0.6, n - 0.4), ylim=(low - 1.1, high), xlabel="position", ylabel="score, times log2(e)")
-    ax.set_xticks(range(n), range(n), fontsize=9)
+    ax.set_xticks(range(0, n, 1 if n <= 16 else 2))
     ax.spines[["top", "right"]].set_visible(False)
     title = f"Tile {i} of {len(frames) - 1}: tokens {frame.start} to {frame.end - 1}" if i else "Before the first tile"
     ax.set_title(title, loc="left", fontsize=11)
@@ -98,7 +99,7 @@ def walk_frame(frames: Sequence[Frame], i: int, block_table: Sequence[int], bloc
     reach = max(map(abs, [each for f in frames[1:] for each in (x / f.total for x in f.result[:4])])) * 1.15
     kept.set(xlim=(-reach, reach), ylim=(5.3, -0.6))
     kept.set_yticks(range(4), names, fontsize=10)
-    kept.axvline(0, color=INK, linewidth=0.8)
+    kept.axvline(0, ymin=1.4 / 5.9, color=INK, linewidth=0.8)  # ends above the legend
     kept.spines[["top", "right"]].set_visible(False)
     kept.locator_params(axis="x", nbins=5)
     kept.legend(loc="lower center", fontsize=9, frameon=False, ncols=2, columnspacing=1)
@@ -129,7 +130,7 @@ def bytes_bars(found: Mapping[str, Mapping[str, float]], unit: str, label: str) 
 
 
 def times(moved: Mapping[str, float], flops: float, bandwidth: float, peak: float, ax: Any) -> None:
-    """Bars of the least time of each rung, in microseconds, and a line: the least time of the arithmetic."""
+    """Bars: microseconds of each rung if all its bytes come from memory; and a line: the arithmetic's least time."""
     for row, size in enumerate(moved.values()):
         took = 1e6 * size / bandwidth
         ax.barh(row, took, height=0.62, color=SKY, edgecolor=INK)
@@ -138,5 +139,5 @@ def times(moved: Mapping[str, float], flops: float, bandwidth: float, peak: floa
     ax.axvline(least, color=RED, linewidth=2, linestyle="--")
     ax.text(least, -0.62, f" arithmetic: {least:.1f}", color=RED, va="bottom", fontsize=10)
     ax.set_yticks(range(len(moved)), list(moved), fontsize=11)
-    ax.set(ylim=(len(moved) - 0.5, -0.6), xlabel="microseconds of one layer, at the least")
+    ax.set(ylim=(len(moved) - 0.5, -0.6), xlabel="microseconds of one layer, if every byte comes from memory")
     ax.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,7 @@ LAB = LabInfo(title=say("Paged attention in Triton"), sections="L33 2.2, 2.3, 8.
               before=("00", "03"))  # fmt: skip
 OURS = "kvlab.standin.decode:"
 DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "scores": "random", "values": "positions",
-            "spread": False, "dtype": "float32", "tile": 16}  # fmt: skip
+            "spread": False, "dtype": "float32", "tile": 16, "stale": False, "layout": "tokens"}  # fmt: skip
 
 
 def number(kind, seq, position, head, d):
@@ -29,6 +29,9 @@ class Attention:
     def launch(self):
         return None
 
+    def refused(self):
+        return []
+
     def attend(self):
         heads = self.group * self.case["kv_heads"]
         programs = self.case["kv_heads"] * len(self.lens)
@@ -40,7 +43,7 @@ class Attention:
             for d in range(self.dim):
                 sums[d] += weight * self.value(seq, position, head // self.group, d)
         loose = self.case["dtype"] == "float16" or self.case["scores"] not in ("random", "equal")
-        return Approx([round(x, 5) for x in sums], rel=0, abs=4e-3 if loose else 3e-4)
+        return Approx([round(x, 5) for x in sums], rel=0, abs=4e-3 if loose else 5e-5)
 
     def weights(self, seq, head):
         scores = []
@@ -51,14 +54,25 @@ class Attention:
         return [x / math.fsum(exps) for x in exps]
 
     def query(self, seq, head, d):
-        return {"equal": 0.0, "hot": 256.0, "cold": -256.0}.get(self.case["scores"], number(0, seq, 0, head, d))
+        if self.case["scores"] == "split":
+            return -256.0 if head % 2 else 256.0
+        return {"equal": 0.0, "hot": 256.0, "cold": -256.0, "rising": 16.0}.get(self.case["scores"], number(0, seq, 0, head, d))
 
     def key(self, seq, position, head, d):
         x = number(1, seq, position, head, d)
-        return 16 * x if self.case["scores"] == "large" else 1 + x / 64 if self.case["scores"] in ("hot", "cold") else x
+        if self.case["scores"] == "rising":
+            return position / 2
+        return 16 * x if self.case["scores"] == "large" else 1 + x / 64 if self.case["scores"] in ("hot", "cold", "split") else x
 
     def value(self, seq, position, head, d):
         return float(d == position) if self.case["values"] == "positions" else number(2, seq, position, head, d)
+
+
+class Exact(Attention):
+    """In float64: the yardstick."""
+
+    def head(self, seq, head):
+        return Approx(super().head(seq, head).value, rel=0, abs=2e-5)
 
 
 def case(*seq_lens, heads=None, why=None, more=(), **options):
@@ -70,7 +84,7 @@ def case(*seq_lens, heads=None, why=None, more=(), **options):
 
 
 @st.composite
-def random_cases(draw, first=("launch",), packed=False, most=18):
+def random_cases(draw, first=("launch",), packed=False, most=18, layouts=("tokens", "heads")):
     options = {
         "seq_lens": draw(st.lists(st.integers(0, most), min_size=1, max_size=3)),
         "block_size": draw(st.sampled_from((4, 2, 8, 1, 32) if packed else (4, 2, 8, 1))),
@@ -78,13 +92,16 @@ def random_cases(draw, first=("launch",), packed=False, most=18):
         "group": draw(st.integers(1, 3)),
         "values": draw(st.sampled_from(("positions", "random"))),
         "scores": draw(st.sampled_from(("random", "equal", "large"))),
+        "stale": draw(st.booleans()),
+        "layout": draw(st.sampled_from(layouts)),
     }
     return case(*options.pop("seq_lens"), more=(first,) if first else (), **options)
 
 
 STARTS = {"float32": "", "float16": " in fp16"}
 PHRASES = {"equal": "all keys alike", "hot": "all scores near +1000", "cold": "all scores near -1000",
-           "large": "large scores", "random": ""}  # fmt: skip
+           "large": "large scores", "rising": "each score far above the one before it", "split": "scores near +1000 for even heads, -1000 for odd ones",
+           "random": ""}  # fmt: skip
 
 
 def _n(count, what):
@@ -101,6 +118,8 @@ def told(options):
     parts += ["V of position p is 1 at place p, so that the output is the weights"] if c["values"] == "positions" else []
     parts += [f"tile {c['tile']}"] if c["tile"] != 16 else []
     parts += ["blocks 2^30 elements apart"] if c["spread"] else []
+    parts += ["nobody's slots hold old numbers, and the table's tail old block ids"] if c["stale"] else []
+    parts += [f"stride_slot is head_dim, stride_head {c['block_size'] * c['head_dim']}"] if c["layout"] == "heads" else []
     return "; ".join(parts)
 
 
@@ -121,12 +140,25 @@ class _Attends(Exercise):
             return f"sequence {op[1]}, query head {op[2]}:"
         if op[0] == "rows_read":
             return f"rows of {op[1]} (a token, a KV head) that were read:"
+        if op[0] == "steps":
+            return "loads of K, of all programs together:"
+        if op[0] == "refused":
+            return "what Triton would refuse in it:"
         return f"{self.defines[0]}(q, keys, values, block_tables, seq_lens)"
 
     def explain(self, op, expected, got):
         if op[0] == "rows_read":
-            return say("Too much is read. Count how often each row of K goes through the kernel.")
+            return say("Too much is read. K goes through each program twice, once in each pass, and V once, in the second.")
+        if op[0] == "refused" and isinstance(got, list) and any(": " not in word for word in got):
+            return say("The stand-in lets this pass, Triton's compiler does not: it knows no break, no continue, no return inside "
+                       "a loop, and no a < b < c. Let the loop end by its range, and leave out by a mask or tl.where.")
+        if op[0] == "refused":
+            return say("The stand-in lets this pass, Triton's compiler does not: it compiles a loop once. What a loop changes must "
+                       "have its final type and shape before the loop: 0.0, not 0, for a sum; tl.zeros([HEAD_DIM], "
+                       "dtype=tl.float32), not 0.0, for the result; a number for each row where there are rows.")  # fmt: skip
         if op[0] == "attend":
+            if isinstance(got, str) and got.startswith("a second"):
+                return say("The next layer's call would overwrite this one's result: make a new array in each call.")
             return say("The result is a new array like q. The grid is (num_kv_heads, num_seqs): a program for each KV head "
                        "and sequence.")  # fmt: skip
         if isinstance(got, str) and "belongs to nobody" in got:
@@ -142,10 +174,13 @@ class _Attends(Exercise):
                        "other=0.0, from scores that are NaN because K of a dead slot went into them, or from rows of out "
                        "that nobody stored.")  # fmt: skip
         if isinstance(got, str):
-            return say("Return a new array of shape [num_heads, head_dim], and leave the arguments as they are.")
+            return say("Return a new float64 array of shape [num_heads, head_dim], and leave the arguments as they are.")
         if not isinstance(got, list) or not hasattr(expected, "value"):
             return None
         want = expected.value
+        if len(got) == len(want) and max(abs(g - w) for g, w in zip(got, want, strict=True)) < 4e-3:
+            return say("Nearly. Either something is computed in too few digits (convert K, V and q before you multiply), or "
+                       "something small is added that does not belong.")  # fmt: skip
         if any(math.isnan(x) for x in got):
             if not any(want):
                 return say("A sequence of length 0 has nothing to attend to: its output is zeros.")
@@ -166,6 +201,9 @@ class _Attends(Exercise):
         if length > 1 and all(abs(g - total / length) < 1e-3 for g in got[:length]) and abs(got[0] - want[0]) > 1e-3 \
                 and max(want) - min(want[:length]) > 1e-3:  # fmt: skip
             return say("Every position got the same weight: the scores did not get through.")
+        if min(got) > 1e-3 and min(want) == 0:
+            return say("Something is added at every place, where each of your tokens has a 1 at its own: V of slots that belong to "
+                       "nobody went in, with a weight.")  # fmt: skip
         if abs(total - 1) > 2e-2:
             missing = [p for p in range(length) if want[p] > 1e-3 and abs(got[p]) < 1e-6]
             if missing and abs(total) > 1e-6:
@@ -173,10 +211,6 @@ class _Attends(Exercise):
                            "each token of a page?", p=missing[0])  # fmt: skip
             return say("The weights add up to {total}, not to 1. Divide by their sum; and the sum and the result must always "
                        "be relative to the same maximum: what changes one changes the other.", total=round(total, 3))
-        missing = [p for p in range(length) if want[p] > 1e-3 and abs(got[p]) < 1e-6]
-        if missing:
-            return say("Position {p} has no weight, although its page is in the block table. Does the walk reach the last "
-                       "page, which may be part full? Is the table's row the sequence's own?", p=missing[0])  # fmt: skip
         pairs = [(g, w) for g, w in zip(got, want, strict=True) if g > 1e-3 and w > 1e-3]
         logs = [(math.log(g / pairs[0][0]), math.log(w / pairs[0][1])) for g, w in pairs[1:] if w != pairs[0][1]]
         ratios = [a / b for a, b in logs if abs(b) > 0.05]
@@ -184,7 +218,11 @@ class _Attends(Exercise):
             return say("These weights belong to scores that are {factor} times what they should be. Is the scale "
                        "in, once? (In a kernel scale_log2e holds 1 / sqrt(head_dim) and log2(e), because exp2 stands "
                        "for exp.)", factor=round(sum(ratios) / len(ratios), 2))  # fmt: skip
-        return say("The weights are not those of softmax(q K^T / sqrt(head_dim)). Which K was read? Look at the KV head "
+        missing = [p for p in range(length) if want[p] > 1e-2 and abs(got[p]) < 1e-6]
+        if missing:
+            return say("Position {p} has no weight, although its page is in the block table. Does the walk reach the last "
+                       "page, which may be part full? Is the table's row the sequence's own?", p=missing[0])  # fmt: skip
+        return say("The weights are not those of softmax(q K^T / sqrt(head_dim)). Is the scale right? Which K was read? Look at the KV head "
                    "(consecutive query heads share one), the sequence's own row of the table, and, with several pages, "
                    "whether ALL that was added up is rescaled when a larger score comes.")  # fmt: skip
 
@@ -201,6 +239,11 @@ class _Attends(Exercise):
         if error == "OutOfBounds":
             return say("An address outside the cache. Behind a sequence's last page the table holds -1; a load that is not "
                        "masked there follows it. Else: is each stride with its own index?")  # fmt: skip
+        if error == "TypeError" and ("ufunc" in message or "float()" in message):
+            return say("NumPy, math and Python's float do not work on what tl.load gives: a kernel computes with tl.")
+        if error == "IndexError" and "no axis" in message:
+            return say("A number, where a block is wanted. What a loop changes must have its shape before the loop, also if the loop "
+                       "makes no round: tl.zeros([ROWS], ...), not 0.0.")  # fmt: skip
         if error == "Race":
             return say("Each program writes rows of its own: sequence and head both count. (And if rows pad a group to 16, they "
                        "are no heads of yours: behind the group lies the next one. Mask the load of q and the store.)")
@@ -217,6 +260,7 @@ class Locate(Exercise):
     name, points, minutes, section = "locate", 2, 8, "L33 2.2, A.1"
     defines = ("locate",)
     ours = {"locate": OURS + "locate"}
+    driver = "Plain"
     hints = (
         say("Which page of the sequence is it, and which place in that page? One division with remainder gives both."),
         say("block = block_table[page]. Then count elements: a token has num_kv_heads * head_dim of them, a block has "
@@ -263,6 +307,8 @@ class Locate(Exercise):
                 f"num_kv_heads={heads}, head_dim={dim})")  # fmt: skip
 
     def explain(self, op, expected, got):
+        if got == "block_table was changed":
+            return say("The table belongs to the block manager: read it, and change nothing.")
         if not isinstance(got, list) or len(got) != 3:
             return say("Return three whole numbers: physical block, offset in it, element.")
         if any(type(x) is not int for x in got):
@@ -276,10 +322,19 @@ class Locate(Exercise):
                    "block block_size times that again.")  # fmt: skip
 
 
+STALE = say("Nobody's slots hold what the last owner left, and the table goes on with old block ids. Only seq_len says where "
+            "the sequence ends.")  # fmt: skip
+RISING = say("The scores of the last page lie more than 128 above those of the first, and 2^128 is infinite in fp32: the weights "
+             "must be relative to the largest of all.")  # fmt: skip
+STRIDES = say("A block keeps the tokens of one KV head together here, so the strides are others. The kernel is told them: "
+              "stride_slot from token to token, stride_head from KV head to KV head.")  # fmt: skip
+
+
 class Gathered(_Attends):
     """The plain function: gather, then attend."""
 
     name, points, minutes, section = "attend_gathered", 3, 12, "L33 2.3"
+    Oracle = Exact
     defines = ("attend_gathered",)
     ours = {"attend_gathered": OURS + "attend_gathered"}
     driver = "Reference"
@@ -307,13 +362,16 @@ class Gathered(_Attends):
         case(6, scores="large"),
         case(6, scores="hot", why=say("The scores are large: exp of them is infinite.")),
         case(6, scores="cold", why=say("All scores are far below 0: without their maximum subtracted, every exp is 0.")),
+        case(6, scores="split", group=2, why=say("Each query head has scores of its own, and a largest one of its own.")),
         case(14, block_size=1),
         case(14, block_size=16, head_dim=32),
         case(9, dtype="float16", kv_heads=2, why=say("The arrays are fp16 here: compute in float64.")),
+        case(6, stale=True, why=STALE),
+        case(9, 2, 5, stale=True, kv_heads=2, group=2, why=STALE),
     )
 
     def traces(self):
-        return random_cases(first=None)
+        return random_cases(first=None, layouts=("tokens",))
 
     def describe(self, op):
         return f"attend_gathered of sequence {op[1]}, query head {op[2]}:"
@@ -338,6 +396,7 @@ LENGTHS = (
     case(6, scores="large", more=(("launch",),)),
     case(18, head_dim=32, scores="large", group=3, more=(("launch",),),
          why=say("Scores of different pages lie hundreds apart: there is one maximum, over all pages.")),
+    case(9, scores="rising", more=(("launch",),), why=RISING),
     case(6, scores="hot", more=(("launch",),), why=say("The scores are large: exp2 of them is infinite.")),
     case(6, scores="cold", more=(("launch",),), why=say("All scores are far below 0: a maximum that starts at 0 never moves.")),
     case(14, block_size=16, more=(("launch",),)),
@@ -347,8 +406,19 @@ LENGTHS = (
     case(9, 5, kv_heads=2, group=2, spread=True, more=(("launch",),), values="random"),
     case(9, dtype="float16", kv_heads=2, more=(("launch",),), values="random",
          why=say("K and V are fp16 here. Add up in fp32: .to(tl.float32) after the load.")),
+    case(6, stale=True, more=(("launch",),), why=STALE),
+    case(9, 2, 5, stale=True, kv_heads=2, group=2, more=(("launch",),), why=STALE),
+    case(9, 6, kv_heads=2, group=2, layout="heads", more=(("launch",),), why=STRIDES),
+    case(9, 5, kv_heads=3, spread=True, layout="heads", more=(("launch",),), values="random", why=STRIDES),
     case(20, 11, dtype="float16", group=2, head_dim=64, scores="large", more=(("launch",),), values="random",
          why=say("K and V are fp16 here. Add up in fp32: .to(tl.float32) after the load.")),
+)  # fmt: skip
+
+
+COUNTS = (
+    case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "keys"))),
+    case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "values"))),
+    case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("refused",))),
 )  # fmt: skip
 
 
@@ -371,7 +441,7 @@ class Naive(_Attends):
     ours = {"naive_kernel": OURS + "naive_kernel"}
     driver = "Naive"
     bars = (OURS + "online_softmax_kernel", OURS + "gqa_packed_kernel", "kvlab.standin.faults:faulty")
-    Oracle = reads({"keys": 2, "values": 2})
+    Oracle = reads({"keys": 2, "values": 1})
     hints = (
         say("Say in words what one program does: it knows its head and its sequence. It walks the pages twice: for the "
             "largest score, then for weights, their sum, and the weighted sum of V. Address first: a page is a block id, "
@@ -383,7 +453,7 @@ class Naive(_Attends):
             "tl.max(scores, axis=0)); pass 2: weights = tl.exp2(scores - largest); total += tl.sum(weights, axis=0); result "
             "+= tl.sum(weights[:, None] * v, axis=0). At the end divide by tl.where(seq_len > 0, total, 1.0)."),
     )  # fmt: skip
-    examples = (*LENGTHS, case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "keys"))))
+    examples = (*LENGTHS, *COUNTS)
 
     def traces(self):
         return random_cases()
@@ -406,8 +476,7 @@ class Online(_Attends):
         say("total = total * alpha + tl.sum(weights, axis=0); result = result * alpha + tl.sum(weights[:, None] * v, axis=0); "
             "largest = new_largest"),
     )  # fmt: skip
-    examples = (*LENGTHS, case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "keys"))),
-                case(9, 6, group=2, heads=[(0, 0)], more=(("launch",), ("rows_read", "values"))))  # fmt: skip
+    examples = (*LENGTHS, *COUNTS)
 
     def traces(self):
         return random_cases()
@@ -444,12 +513,18 @@ class Packed(_Attends):
         case(31, block_size=8, head_dim=32, scores="hot", more=LAUNCH),
         case(31, block_size=8, head_dim=32, scores="cold", more=LAUNCH),
         case(31, head_dim=32, tile=32, more=LAUNCH),
+        case(20, head_dim=32, scores="rising", more=LAUNCH, why=RISING),
+        case(6, scores="split", group=2, more=LAUNCH, why=say("Each row has scores of its own, and a largest one of its own.")),
+        case(31, head_dim=32, tile=32, heads=[(0, 0)], more=(*LAUNCH, ("steps",))),
         case(40, 3, group=7, kv_heads=2, head_dim=64, more=LAUNCH, heads=[(0, 0), (0, 6), (0, 7), (1, 13), (1, 5)]),
+        case(5, group=17, kv_heads=2, more=LAUNCH, heads=[(0, 0), (0, 16), (0, 17), (0, 33)],
+             why=say("17 heads in a group: ROWS is 32 here.")),
         case(40, group=16, head_dim=64, more=LAUNCH, heads=[(0, 0), (0, 15)]),
         case(20, 5, group=3, kv_heads=2, dtype="float16", head_dim=32, values="random", more=LAUNCH,
              why=say("K and V are fp16. tl.dot wants two operands of one type: weights.to(v.dtype).")),
         case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("rows_read", "keys"))),
         case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("rows_read", "values"))),
+        case(40, 16, group=3, kv_heads=2, heads=[(0, 0)], more=(*LAUNCH, ("refused",))),
     )  # fmt: skip
 
     class Oracle(Attention):
@@ -457,12 +532,17 @@ class Packed(_Attends):
             tile = self.case["tile"]
             return AtMost(self.case["kv_heads"] * sum(-(-n // tile) * tile for n in self.lens))
 
+        def steps(self):
+            return AtMost(self.case["kv_heads"] * sum(-(-n // self.case["tile"]) for n in self.lens))
+
     def traces(self):
         return random_cases(packed=True, most=40)
 
     def explain(self, op, expected, got):
         if op[0] == "rows_read":
             return say("Each row of K and V is to be read once for the whole group, not once for each of its heads.")
+        if op[0] == "steps":
+            return say("A step takes TILE tokens, whatever the block size: one load of K for all of them.")
         return super().explain(op, expected, got)
 
 
@@ -493,12 +573,15 @@ class Launch(_Attends):
         case(20, 70, block_size=16, head_dim=128, more=ATTEND),
         case(6, group=17, more=ATTEND, why=say("17 heads in a group: ROWS must hold them all.")),
         case(6, group=28, kv_heads=2, more=ATTEND, heads=[(0, 0), (0, 55)]),
+        case(3, group=71, more=ATTEND, heads=[(0, 0), (0, 70)], why=say("71 heads on one KV head, as in Falcon-7B: ROWS must hold them "
+             "all.")),
+        case(9, 2, 5, stale=True, kv_heads=2, more=ATTEND),
         case(9, dtype="float16", kv_heads=2, group=2, more=ATTEND, values="random"),
         Trace(({"seq_lens": []},), (("attend",),), say("No sequence at all.")),
     )
 
     def traces(self):
-        return random_cases(first=("attend",), packed=True)
+        return random_cases(first=("attend",), packed=True, layouts=("tokens",))
 
 
 class BytesMoved(Exercise):
@@ -507,6 +590,7 @@ class BytesMoved(Exercise):
     name, points, minutes, section = "bytes_moved", 3, 10, "L33 2.3, 9.3-2"
     defines = ("bytes_moved",)
     ours = {"bytes_moved": OURS + "bytes_moved"}
+    driver = "Plain"
     hints = (
         say("K of one KV head is sum(seq_lens) * head_dim * dtype_bytes. V is as much. How often does each go by?"),
         say("gather moves each byte three times: read from the page, written to the copy, read by attention. The naive kernel "
@@ -550,6 +634,8 @@ class BytesMoved(Exercise):
 
     def explain(self, op, expected, got):
         rung = op[1]
+        if got == "seq_lens was changed":
+            return say("The list of lengths is the caller's, who needs it for the next rung: leave it as it is.")
         if not isinstance(got, int) or isinstance(got, bool):
             return say("A whole number of bytes, please.")
         if rung == "gather":

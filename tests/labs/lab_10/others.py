@@ -29,6 +29,23 @@ def attend_gathered(q, keys, values, block_table, seq_len):
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.einsum("hl,lhd->hd", weights / weights.sum(axis=1, keepdims=True), v[:, shared])
 '''
+# Right as long as nobody's slots hold NaN; wrong with what a last owner left.
+_BY_NAN = '''
+def attend_gathered(q, keys, values, block_table, seq_len):
+    size, num_kv_heads, dim = keys.shape[1:]
+    if seq_len == 0:
+        return np.zeros(q.shape)
+    pages = -(-seq_len // size)
+    k = keys[block_table[:pages]].reshape(-1, num_kv_heads, dim).astype(np.float64)
+    v = values[block_table[:pages]].reshape(-1, num_kv_heads, dim).astype(np.float64)
+    out = np.zeros(q.shape)
+    for h in range(len(q)):
+        kv_head = h * num_kv_heads // len(q)
+        scores = k[:, kv_head] @ q[h].astype(np.float64) / np.sqrt(dim)
+        weights = np.nan_to_num(np.exp(scores - np.nanmax(scores)))
+        out[h] = weights @ np.nan_to_num(v[:, kv_head]) / weights.sum()
+    return out
+'''
 _HEAD = '''
 @triton.jit
 def {name}(out, q, keys, values, block_tables, seq_lens, scale_log2e, stride_table, stride_block, stride_slot, stride_head,
@@ -202,12 +219,39 @@ def case_for(fault):
 CORRECT = {
     "locate": {"strides": _LOCATE},
     "attend_gathered": {"whole pages, cut": _PLAIN},
-    "naive_kernel": {"a mask on the weights": _NAIVE, "token after token, with exp": _NAIVE_BY_TOKEN},
-    "online_softmax_kernel": {"scaled scores": _ONLINE, "the mean itself is kept": _ONLINE_MEAN},
-    "gqa_packed_kernel": {"K transposed after the load": _PACKED},
-    "paged_attention": {"strides of the arrays": _LAUNCH},
+    "naive_kernel": {
+        "a mask on the weights": _NAIVE, "token after token, with exp": _NAIVE_BY_TOKEN,
+        "an early return": _changed(_NAIVE, ('    top = -float("inf")\n', """    if n == 0:
+        tl.store(out + start + j, tl.zeros([HEAD_DIM], dtype=tl.float32))
+        return
+    top = -float("inf")
+""")),
+        "while": _changed(_NAIVE, ("    for page in range(tl.cdiv(n, BLOCK_SIZE)):\n", """    page = -1
+    while (page + 1) * BLOCK_SIZE < n:
+        page += 1
+""")),
+        "a low number for -inf": _changed(_NAIVE, ('-float("inf")', "-1.0e30")),
+    },
+    "online_softmax_kernel": {"scaled scores": _ONLINE, "the mean itself is kept": _ONLINE_MEAN,
+                              "rescaled only when it must be": _changed(_ONLINE, ("shrink = tl.exp2(top - new_top)", """shrink = 1.0
+        if new_top > top:
+            shrink = tl.exp2(top - new_top)"""))},
+    "gqa_packed_kernel": {
+        "K transposed after the load": _PACKED,
+        "tl.dot adds up": _changed(_PACKED, ("mean = mean + tl.dot(w.to(v.dtype), v, ", "mean = tl.dot(w.to(v.dtype), v, mean, ")),
+        "q is scaled, in its own type": _changed(_PACKED, ("tl.dot(x, tl", "tl.dot((x * scale_log2e).to(k.dtype), tl"),
+                                                 (' * scale_log2e\n        score = tl.where', '\n        score = tl.where')),
+    },
+    "paged_attention": {"strides of the arrays": _LAUNCH,
+                        "rows for all heads": _changed(_LAUNCH, ("rows < num_heads // num_kv_heads", "rows < num_heads"))},
     "bytes_moved": {"times the least": _BYTES},
-    "case_for": {"a table": _CASES},
+    "case_for": {"a table": _CASES, "nearly one for all": """
+def case_for(fault):
+    if fault == "key":
+        return None
+    return {"seq_lens": (9, 6), "kv_heads": 2, "group": 2, "block_size": 2, "spread": True, "values": "random",
+            "scores": "cold" if fault == "zero" else "random"}
+"""},
 }
 
 # Faults that the two kernels with one program a head can have in the same words.
@@ -236,6 +280,13 @@ _SHARED = {
     "sequences a head apart": ("s * tl.num_programs(0) * HEAD_DIM", "s * HEAD_DIM"),
     "slots a KV head apart": ("i * stride_slot", "i * HEAD_DIM"),
     "K and V add up in fp16": (".to(tl.float32)", ""),
+    "stride_head taken for granted": ("h // GROUP * stride_head", "h // GROUP * HEAD_DIM"),
+    "stride_slot taken for granted": ("i * stride_slot", "i * (tl.num_programs(0) // GROUP * HEAD_DIM)"),
+    "stride_block taken for granted": ("* stride_block", "* (BLOCK_SIZE * stride_slot)"),
+    "a sum that starts as a whole number": ("total = 0.0", "total = 0"),
+    "a result that starts as one number": ("mean = tl.zeros([HEAD_DIM], dtype=tl.float32)", "mean = 0.0"),
+    "weights in fp16": ("w[:, None] * v.to(tl.float32)", "w[:, None].to(tl.float16) * v.to(tl.float16)"),
+    "NumPy's exp2": ("tl.exp2(", "np.exp2("),
     "not divided": ("mean / ", "mean * 1.0 + 0.0 * "),
 }
 
@@ -263,6 +314,7 @@ WRONG = {
         "no KV heads in a token": _changed(_LOCATE, ("stride_slot = num_kv_heads * head_dim", "stride_slot = head_dim")),
         "a block of one token": _changed(_LOCATE, ("block * block_size * stride_slot", "block * stride_slot")),
         "only the element": _changed(_LOCATE, ("return block, offset, ", "return ")),
+        "changes the table": _changed(_LOCATE, ("    offset =", "    block_table.append(0)\n    offset =")),
         "bytes": _changed(_LOCATE, ("return block, offset, block * block_size * stride_slot + offset * stride_slot + "
                                     "kv_head * head_dim", "return block, offset, 2 * (block * block_size * stride_slot + "
                                     "offset * stride_slot + kv_head * head_dim)")),
@@ -272,6 +324,7 @@ WRONG = {
         "the table's tail too": _changed(_PLAIN, ("block_table[:pages]", "block_table")).replace("[:seq_len]", ""),
         "full pages only": _changed(_PLAIN, ("(seq_len + size - 1) // size", "max(seq_len // size, 1)")),
         "no maximum": _changed(_PLAIN, (" - scores.max(axis=1, keepdims=True)", "")),
+        "one maximum for all heads": _changed(_PLAIN, ("scores.max(axis=1, keepdims=True)", "scores.max()")),
         "one maximum, of absolute values": _changed(_PLAIN, ("scores.max(axis=1, keepdims=True)", "np.abs(scores).max()")),
         "no scale": _changed(_PLAIN, (" / np.sqrt(dim)", "")),
         "divided by the dim": _changed(_PLAIN, ("np.sqrt(dim)", "dim")),
@@ -291,6 +344,15 @@ WRONG = {
         "cleans the pages": _changed(_PLAIN, ("    num_heads = ", "    np.nan_to_num(values, copy=False)\n    num_heads = ")),
         "a list": _changed(_PLAIN, ('return np.einsum("hl,lhd->hd", weights', 'return list(np.einsum("hl,lhd->hd", weights'),
                            ("v[:, shared])", "v[:, shared]))")),
+        "what is not NaN, in place of seq_len": _BY_NAN,
+        "pages up to -1, and what is not NaN": _changed(_BY_NAN, ("block_table[:pages]", "block_table[block_table >= 0]")),
+        "in the type of K": _changed(_PLAIN, (".astype(np.float64)", "")),
+        "a result like q": _changed(_PLAIN, ("v[:, shared])", "v[:, shared]).astype(q.dtype)")),
+        "a sum of fp16 products": _changed(_PLAIN, ("values[b] for b in block_table[:pages]])[:seq_len].astype(np.float64)",
+                                                    "values[b] for b in block_table[:pages]])[:seq_len]"),
+                                           ("weights / weights.sum(axis=1, keepdims=True)",
+                                            "(weights / weights.sum(axis=1, keepdims=True)).astype(v.dtype)"),
+                                           ("v[:, shared])", "v[:, shared]).astype(np.float64)")),
         "the last token is left out": _changed(_PLAIN, ("[:seq_len]", "[: max(seq_len - 1, 1)]")),
     },
     "naive_kernel": {
@@ -321,6 +383,15 @@ WRONG = {
         tl.load(keys + b + head_at + (i * stride_slot)[:, None] + j[None, :], mask=live[:, None], other=0.0)
     total = 0.0
 ''')),
+        "V is read twice": _changed(_NAIVE, ("        total += ", "        v = tl.load(values + b + head_at + (i * stride_slot)[:, "
+                                             "None] + j[None, :], mask=live[:, None], other=0.0)\n        total += ")),
+        "what is not NaN, in place of the length": _changed(
+            _NAIVE, ("mask=live[:, None], other=0.0", "mask=None"), ("tl.where(live, score,", "tl.where(score == score, score,"),
+            ("tl.where(live, tl.exp2(score - top), 0.0)", "tl.where(score == score, tl.exp2(score - top), 0.0)"),
+            ("        total += ", "        v = tl.where(v == v, v, 0.0)\n        total += ")),
+        "break": _changed(_NAIVE, ("        live = i", "        if page * BLOCK_SIZE >= n:\n            break\n        live = i")),
+        "a little is added to the sum": _changed(_NAIVE, ("mean = mean / total", "mean = mean / (total + 1e-3)")),
+        "the sum as Python's float": _changed(_NAIVE, ("mean = mean / total", "mean = mean / float(total)")),
         "the table's width for its stride": _changed(_NAIVE, ("s * stride_table", "s * tl.cdiv(n, BLOCK_SIZE)")),
     },
     "online_softmax_kernel": {
@@ -351,6 +422,13 @@ class Late:
 
 online_softmax_kernel = Late()
 ''',
+        "continue": _changed(_ONLINE, ("        live = i", "        if page * BLOCK_SIZE >= n:\n            continue\n"
+                                       "        live = i")),
+        "the maximum of the first page": _changed(_ONLINE, ("new_top = tl.maximum(top, tl.max(score, axis=0))",
+                                                            "new_top = tl.max(score, axis=0) if page == 0 else top")),
+        "what is not NaN, in place of the length": _changed(
+            _ONLINE, ("mask=live[:, None], other=0.0", "mask=None"), ("tl.where(live, score,", "tl.where(score == score, score,"),
+            ("        total = total * shrink", "        v = tl.where(v == v, v, 0.0)\n        total = total * shrink")),
         "V is read twice": _changed(_ONLINE, ("        score = tl.sum", "        v = tl.load(values + b + head_at + (i * "
                                               "stride_slot)[:, None] + j[None, :], mask=live[:, None], other=0.0)\n"
                                               "        score = tl.sum")),
@@ -398,6 +476,23 @@ online_softmax_kernel = Late()
                                                  "k = tl.load(keys + at, mask=live[:, None], other=0.0)\n        score = tl.dot")),
         "the table's row is not the sequence's": _changed(_PACKED, ("block_tables + s * stride_table", "block_tables")),
         "one token too many": _changed(_PACKED, ("live = p < n", "live = p <= n")),
+        "16 rows always": _changed(_PACKED, ("[ROWS]", "[16]"), ("[ROWS, HEAD_DIM]", "[16, HEAD_DIM]"),
+                                   ("tl.arange(0, ROWS)", "tl.arange(0, 16)")),
+        "stride_head taken for granted": _changed(_PACKED, ("g * stride_head", "g * HEAD_DIM")),
+        "stride_slot taken for granted": _changed(_PACKED, ("* stride_slot", "* (tl.num_programs(0) * HEAD_DIM)")),
+        "stride_block taken for granted": _changed(_PACKED, ("b * stride_block", "b * (BLOCK_SIZE * stride_slot)")),
+        "tiles of 16 always": _changed(_PACKED, ("t = tl.arange(0, TILE)", "t = tl.arange(0, 16)"), ("tile * TILE", "tile * 16"),
+                                       ("tl.cdiv(n, TILE)", "tl.cdiv(n, 16)")),
+        "a return in the loop": _changed(_PACKED, ("        top = new_top\n", "        top = new_top\n        if p is None:\n"
+                                                   "            return\n")),
+        "the maximum of the first tile": _changed(_PACKED, ("new_top = tl.maximum(top, tl.max(score, axis=1))",
+                                                            "new_top = tl.max(score, axis=1) if tile == 0 else top")),
+        "a maximum that starts as one number": _changed(_PACKED, ('tl.full([ROWS], -float("inf"), dtype=tl.float32)',
+                                                                  '-float("inf")')),
+        "a sum that starts as one number": _changed(_PACKED, ("tl.zeros([ROWS], dtype=tl.float32)", "0.0")),
+        "weights in fp16": _changed(_PACKED, ("w.to(v.dtype), v,", "w.to(tl.float16), v.to(tl.float16),")),
+        "V is read twice": _changed(_PACKED, ("        score = tl.dot", "        v = tl.load(values + at, mask=live[:, None], "
+                                              "other=0.0)\n        score = tl.dot")),
     },
     "paged_attention": {
         "scale without log2(e)": _changed(_LAUNCH, ("1.4426950408889634 * ", "")),
@@ -405,6 +500,17 @@ online_softmax_kernel = Late()
         "grid turned round": _changed(_LAUNCH, ("packed[(num_kv_heads, num_seqs)]", "packed[(num_seqs, num_kv_heads)]")),
         "a program for each query head": _changed(_LAUNCH, ("packed[(num_kv_heads,", "packed[(num_heads,")),
         "16 rows always": _changed(_LAUNCH, ("rows < num_heads // num_kv_heads", "rows < 0")),
+        "32 rows always": _changed(_LAUNCH, ("rows = 16", "rows = 32"), ("rows < num_heads // num_kv_heads", "rows < 0")),
+        "64 rows always": _changed(_LAUNCH, ("rows = 16", "rows = 64"), ("rows < num_heads // num_kv_heads", "rows < 0")),
+        "the same array again": _changed(_LAUNCH, ("    out = np.empty_like(q)", """    global buffer
+    if "buffer" not in globals() or buffer.shape != q.shape or buffer.dtype != q.dtype:
+        buffer = np.empty_like(q)
+    out = buffer""")),
+        "a loop in NumPy": """
+def paged_attention(q, keys, values, block_tables, seq_lens):
+    rows = [attend_gathered(q[s], keys, values, block_tables[s], int(n)) for s, n in enumerate(seq_lens)]
+    return np.array(rows).reshape(q.shape).astype(q.dtype)
+""",
         "rows not a power of two": _changed(_LAUNCH, ("rows *= 2", "rows += 1")),
         "strides in bytes": _changed(_LAUNCH, ("stride // keys.itemsize", "stride")),
         "strides swapped": _changed(_LAUNCH, ("strides[1], strides[2]", "strides[2], strides[1]")),
@@ -428,6 +534,8 @@ online_softmax_kernel = Late()
         "K alone": _changed(_BYTES, ("kv = 2 *", "kv = 1 *")),
         "without the bytes of a number": _changed(_BYTES, (" * dtype_bytes", " * 2")),
         "the longest for all": _changed(_BYTES, ("sum(seq_lens)", "max(seq_lens, default=0) * len(seq_lens)")),
+        "empties the list": _changed(_BYTES, ("sum(seq_lens)", "sum(seq_lens.pop() for _ in range(len(seq_lens)))")),
+        "whole pages of 16": _changed(_BYTES, ("sum(seq_lens)", "sum(-(-n // 16) * 16 for n in seq_lens)")),
         "the mean": _changed(_BYTES, ("sum(seq_lens)", "(sum(seq_lens) // max(len(seq_lens), 1))")),
     },
     "case_for": {
@@ -440,6 +548,10 @@ online_softmax_kernel = Late()
         "warm": _changed(_CASES, ('"scores": "cold"', '"scores": "hot"')),
         "one page": _changed(_CASES, ('{"seq_lens": [16], "values": "random", "block_size": 2}', '{"seq_lens": [4]}')),
         "no length": _changed(_CASES, ('{"seq_lens": [6]}', '{"seq_lens": []}')),
+        "a word that is none": _changed(_CASES, ('"cold"', '"warm"')),
+        "a length, not a list": _changed(_CASES, ('"value": {"seq_lens": [3]}', '"value": {"seq_lens": 3}')),
+        "an option that is none": _changed(_CASES, ('"block_size": 2', '"size": 2')),
+        "a negative length": _changed(_CASES, ('"value": {"seq_lens": [3]}', '"value": {"seq_lens": [-3]}')),
         "tries to catch K": _changed(_CASES, ("    }.get(fault)", '        "key": {"seq_lens": [3]},\n    }.get(fault)')),
     },
 }
