@@ -273,7 +273,8 @@ print({f"{kind} {name}": size for (kind, name), size in traffic.table().items()}
 #   and shape before it: `0.0` and not `0`; `tl.zeros([DIM], dtype=tl.float32)` and not `0.0`, if it becomes a block.
 # - **A loop runs to its end.** No `break`, no `continue`, no `return` inside it.
 #
-# (`input_precision` is for GPUs: without it their tensor cores round fp32 operands to 10 bits. The stand-in never does.)
+# (`input_precision` is for GPUs: without it their tensor cores round fp32 operands to TF32, which keeps 10 bits behind the
+# point. The stand-in never does.)
 
 # %% [markdown]
 # ## Exercise 3: the naive kernel
