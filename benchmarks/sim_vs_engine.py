@@ -1,16 +1,17 @@
 """Simulation against reality: one closed batch through the engine on this machine and through the calibrated simulator.
 
-    python benchmarks/sim_vs_engine.py [--model tiny] [--rounds 5] [--json FILE]
+    python benchmarks/sim_vs_engine.py [--model tiny] [--rounds 6] [--json FILE]
 
-Round by round, the engine is timed on the workloads of kvlab.calibrate, and on a batch of requests that is none of
-them, three times: with an ample pool, one that preempts by recomputation and one that swaps. Then the cost is fitted to
-the former, and `Simulator` runs the latter with it. The steps' work must be equal to the last count; makespan and mean
-TPOT are compared. (Taking turns, both see the same machine, whatever else it does meanwhile.)
+A batch of requests goes through the engine with three pools: an ample one, one that preempts by recomputation and one
+that swaps. Each round runs all three, then the workloads of kvlab.calibrate, none of which is this batch, then all
+three again. The cost is fitted to the calibration, and `Simulator` runs the batch with it. The steps' work must be
+equal to the last count; makespan and mean TPOT are compared. (Taking turns, both see the same machine, whatever else it
+does meanwhile.)
 
 One thread. The engine's clock is the process's CPU time, which on a quiet machine is the time on the wall and on a
 busy one leaves out waiting for a core; the wall's time is printed beside it, with the cores that the process had.
-Medians over the rounds: of whole runs, and beside them of each step by itself, as the calibration takes them (noise
-that only ever adds makes the former the larger).
+The engine's figures are means over its runs, as the calibration's are over those of each step: means of steps add up to
+the mean of a run. Beside them stands their standard error: what a machine that others use lets one know.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import torch
 from offline import processor, versions
 
 from kvlab import LLM
-from kvlab.calibrate import DEFAULTS, Calibrator, Load, TimedStep, median_steps, spread, timed_steps
+from kvlab.calibrate import DEFAULTS, Calibrator, Load, TimedStep, spread, timed_steps
 from kvlab.costs import FittedCost, StepWork
 from kvlab.sim import Simulator, closed_batch
 
@@ -68,6 +69,13 @@ def mean_tpot(steps: list[TimedStep]) -> float:
     return statistics.mean((t[-1] - t[0]) / (len(t) - 1) for t in times.values() if len(t) > 1)
 
 
+def standard_error(values: list[float]) -> float:
+    """Of their mean, as a share of it; nan for a single one."""
+    if len(values) < 2:
+        return float("nan")
+    return statistics.stdev(values) / len(values) ** 0.5 / statistics.mean(values)
+
+
 class Reality:
     """The engine with one pool, and what its runs of the load took."""
 
@@ -88,7 +96,8 @@ class Reality:
         noted = Noted(cost)
         result = Simulator(self.llm.config, noted).run(closed_batch(self.load))
         makespans = [sum(step.seconds for step in run) for run in self.runs]
-        real, tpot = statistics.median(makespans), statistics.median(map(mean_tpot, self.runs))
+        tpots = list(map(mean_tpot, self.runs))
+        real, tpot = statistics.mean(makespans), statistics.mean(tpots)
         simulated_tpot = statistics.mean(r.tpot_ns for r in result.records if r.tpot_ns is not None) / 1e9
         return {
             "steps": len(steps), "steps_simulated": len(noted.works),
@@ -96,8 +105,9 @@ class Reality:
             "counts": counts, "same_counts": all(counts[name] == getattr(result.stats, name) for name in COUNTED),
             "makespan_s": real, "makespan_simulated_s": result.makespan_s,
             "makespan_error": result.makespan_s / real - 1, "makespans_s": makespans,
-            "makespan_of_median_steps_s": sum(step.seconds for step in median_steps(self.runs)),
+            "makespan_uncertainty": standard_error(makespans),
             "tpot_s": tpot, "tpot_simulated_s": simulated_tpot, "tpot_error": simulated_tpot / tpot - 1,
+            "tpot_uncertainty": standard_error(tpots),
             "wall_s": self.walls, "cores": [cpu / wall for cpu, wall in zip(makespans, self.walls, strict=True)],
         }  # fmt: skip
 
@@ -109,18 +119,18 @@ def show(name: str, row: dict) -> None:
           f"every step's work {same(row['same_work'])}, counts {same(row['same_counts'])}")  # fmt: skip
     for what, scale, unit in (("makespan", 1, "s"), ("tpot", 1e3, "ms")):
         real, simulated = row[f"{what}_s"] * scale, row[f"{what}_simulated_s"] * scale
-        error = row[f"{what}_error"]
-        print(f"  {what:9} engine {real:8.3f} {unit:2}  simulated {simulated:8.3f} {unit:2}  {error:+.1%}")
-    steps = row["makespan_of_median_steps_s"]
-    print(f"  step by step, medians: {steps:.3f} s, {row['makespan_simulated_s'] / steps - 1:+.1%}")
-    print(f"  runs from {min(row['makespans_s']):.3f} to {max(row['makespans_s']):.3f} s; on the wall "
-          f"{statistics.median(row['wall_s']):.3f} s with {statistics.median(row['cores']):.2f} cores")  # fmt: skip
+        error, uncertainty = row[f"{what}_error"], row[f"{what}_uncertainty"]
+        print(f"  {what:9} engine {real:8.3f} {unit:2} (+-{uncertainty:.1%})  simulated {simulated:8.3f} {unit:2}  "
+              f"{error:+.1%}")  # fmt: skip
+    runs = row["makespans_s"]
+    print(f"  {len(runs)} runs, from {min(runs):.3f} to {max(runs):.3f} s; on the wall "
+          f"{statistics.mean(row['wall_s']):.3f} s with {statistics.mean(row['cores']):.2f} cores")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="'tiny', or a model's folder")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--json", type=Path, help="where to write the results")
     args = parser.parse_args()
@@ -130,6 +140,8 @@ def main() -> None:
     load = make_load(args.requests, calibrator.llm.config.max_model_len)
     realities = {name: Reality(args.model, pool, load) for name, pool in POOLS.items()}
     for _ in range(args.rounds):
+        for reality in realities.values():
+            reality.run()
         calibrator.run()
         for reality in realities.values():
             reality.run()

@@ -5,12 +5,14 @@
 
 A step lasts from the beginning of one forward to that of the next: forward, update, delivery of the outputs and the
 next schedule(), so that the steps of a run add up to it. The same workload is run several times, always with the
-same steps, and of each step the median counts.
+same steps, and of each step the mean counts: means of steps add up to the mean of a run, medians do not. A pause of
+the machine, three times the median or more, is left out.
 
 On a CPU with one thread the clock is the process's CPU time: on a quiet machine that is the time on the wall, and on
 a busy one it leaves out the waiting for a core. Elsewhere it is the wall's.
 """
 
+import gc
 import os
 import platform
 import random
@@ -69,10 +71,13 @@ def timed_steps(llm: LLM, load: Load, seed: int = 0, clock: Callable[[], float] 
     params = [SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True) for _, outputs in load]
     runner = llm.engine.runner
     stopwatch = llm.engine.runner = Stopwatch(runner, clock)
+    gc.collect()
+    gc.freeze()  # a look through all that torch has made takes 0.1 s, and would fall upon one step or another
     try:
         llm.generate(prompts, params)
     finally:
         llm.engine.runner = runner
+        gc.unfreeze()
     begins = [begin for _, begin, _ in stopwatch.noted] + [clock()]
     return [
         TimedStep(work, after - begin, sampled)
@@ -80,13 +85,14 @@ def timed_steps(llm: LLM, load: Load, seed: int = 0, clock: Callable[[], float] 
     ]
 
 
-def median_steps(runs: Sequence[list[TimedStep]]) -> list[TimedStep]:
-    """Of runs with the same steps, each step with its median time. ValueError if the steps are not the same."""
+def mean_steps(runs: Sequence[list[TimedStep]]) -> list[TimedStep]:
+    """Of runs with the same steps, each step with its mean time without pauses. ValueError if they are not the same."""
     steps = []
     for same in zip(*runs, strict=True):
         if len({step.work for step in same}) != 1:
             raise ValueError(f"runs of one workload took different steps: {same[0].work} and others")
-        steps.append(same[0]._replace(seconds=statistics.median(step.seconds for step in same)))
+        limit = 3 * statistics.median(step.seconds for step in same)
+        steps.append(same[0]._replace(seconds=statistics.mean(s.seconds for s in same if s.seconds <= limit)))
     return steps
 
 
@@ -158,7 +164,7 @@ class Calibrator:
 
     def result(self, about: dict[str, Any] | None = None) -> Calibration:
         """The cost fitted to all rounds so far."""
-        steps = [(name, step.work, step.seconds) for name, runs in self.runs.items() for step in median_steps(runs)]
+        steps = [(name, step.work, step.seconds) for name, runs in self.runs.items() for step in mean_steps(runs)]
         cost = fit([work for _, work, _ in steps], [seconds for _, _, seconds in steps])
         return Calibration(FittedCost(cost.seconds_per | block_costs(self.llm), about or {}), steps)
 

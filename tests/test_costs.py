@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import random
 from dataclasses import replace
+from operator import mul
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +30,7 @@ from kvlab.costs import (
     work_of,
     work_of_step,
 )
+from kvlab.costs.fitted import nonnegative_least_squares
 from kvlab.costs.preemption import effective_bandwidth
 from kvlab.engine.core import EngineCore
 from kvlab.primer import GPU, GPUS, flops_per_pair, flops_per_token, step_bytes, step_flops, step_seconds
@@ -317,18 +320,30 @@ def test_a_fit_finds_the_coefficients_themselves():
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_no_other_cost_without_negative_terms_fits_better(data):
+def test_no_other_solution_without_negative_terms_is_nearer(data):
     """Also where the best plain solution has negative terms."""
-    terms = ["step", "num_tokens", "kv_tokens_read"]
-    works = [StepWork(num_tokens=t, kv_tokens_read=k) for t, k in itertools.product((1, 5, 20), (3, 40, 400))]
-    seconds = data.draw(st.lists(st.floats(0.1, 10), min_size=len(works), max_size=len(works)))
-    error = lambda c: sum((c.step_seconds(w) / s - 1) ** 2 for w, s in zip(works, seconds, strict=True))  # noqa: E731
-    found = fit(works, seconds, terms)
-    assert all(value >= 0 for value in found.seconds_per.values())
-    for term in terms:
+    columns = [[1.0] * 9, [t for t in (1, 5, 20) for _ in range(3)], [3, 40, 400] * 3]
+    columns = [[value / math.hypot(*column) for value in column] for column in columns]
+    target = data.draw(st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
+    error = lambda x: sum((sum(map(mul, x, row)) - t) ** 2 for row, t in zip(zip(*columns), target))  # noqa: B905, E731
+    found = nonnegative_least_squares(columns, target)
+    assert min(found) >= 0
+    for i, value in enumerate(found):
         for step in (1e-4, -1e-4, 0.1, -0.1):
-            value = max(0.0, found.seconds_per[term] + step)
-            assert error(FittedCost(found.seconds_per | {term: value})) >= error(found) * (1 - 1e-9)
+            other = [*found[:i], max(0.0, value + step), *found[i + 1 :]]
+            assert error(other) >= error(found) * (1 - 1e-9) - 1e-12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_makes_a_fit_neither_low_nor_high(seed):
+    """Times scattered by 30% around the true ones: measured / modelled is 1 on average, and the sum is the true one."""
+    rng, cost = random.Random(seed), FittedCost(TRUE)
+    works = [work_of_step([(n, c)] * b) for n, c, b in itertools.product((1, 1, 7, 50), (0, 30, 200), (1, 3, 9))] * 25
+    seconds = [cost.step_seconds(work) * rng.choice((0.7, 1.3)) for work in works]
+    modelled = list(map(fit(works, seconds).step_seconds, works))
+    ratios = [measured / model for measured, model in zip(seconds, modelled, strict=True)]
+    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=1e-4)
+    assert sum(modelled) == pytest.approx(sum(map(cost.step_seconds, works)), rel=0.04)  # 900 steps: 3 deviations
 
 
 def test_a_fitted_cost_says_where_its_seconds_go_and_survives_a_file(tmp_path):

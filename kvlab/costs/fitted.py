@@ -2,8 +2,10 @@
 
     measured (work, seconds), ... --fit--> FittedCost --save--> JSON --FittedCost.load--> the simulator
 
-Each coefficient is 0 or more, for no work makes a step shorter, and residuals are relative: a step of 1 ms that is 10%
-off counts as much as one of 100 ms that is. `kvlab.calibrate` measures; here is only the arithmetic.
+Each coefficient is 0 or more, for no work makes a step shorter, and residuals are relative to what the cost says: a
+step of 1 ms that is 10% off counts as much as one of 100 ms that is, and those above and below cancel out. (Relative to
+what was measured they would not: the same error weighs more where the measured time came out short, so the fit would be
+low, by the variance of the noise.) `kvlab.calibrate` measures; here is only the arithmetic.
 """
 
 import json
@@ -70,6 +72,8 @@ def fit(works: Sequence[StepWork], seconds: Sequence[float], terms: Sequence[str
         about: dict[str, Any] | None = None) -> FittedCost:  # fmt: skip
     """The cost with the least sum of squared relative errors over measured steps, no coefficient below 0.
 
+    Relative to the cost itself, whose weights are found by fitting again (iteratively reweighted least squares); then
+    the mean of measured / modelled is 1 over the steps.
     terms: what may have a coefficient; a term that never occurs in `works` gets none. ValueError for no steps, or a
     step without time.
     """
@@ -79,12 +83,17 @@ def fit(works: Sequence[StepWork], seconds: Sequence[float], terms: Sequence[str
         raise ValueError("a step's duration is not above 0: give seconds")
     columns = [[(1, *work)[TERMS.index(term)] for work in works] for term in terms]
     terms, columns = zip(*[(t, c) for t, c in zip(terms, columns, strict=True) if any(c)], strict=True)
-    # Rows over their seconds make the residuals relative; columns of length 1 make the sums well scaled.
-    rows = [[value / s for value, s in zip(column, seconds, strict=True)] for column in columns]
-    scales = [math.hypot(*row) for row in rows]
-    rows = [[value / scale for value in row] for row, scale in zip(rows, scales, strict=True)]
-    found = nonnegative_least_squares(rows, [1.0] * len(works))
-    return FittedCost({t: x / s for t, x, s in zip(terms, found, scales, strict=True)}, about or {})
+    per_unit, modelled = [0.0] * len(terms), list(seconds)
+    for _ in range(4):  # the weights settle to some 5 digits
+        # Rows over their seconds make the residuals relative; columns of length 1 make the sums well scaled.
+        rows = [[value / s for value, s in zip(column, modelled, strict=True)] for column in columns]
+        scales = [math.hypot(*row) for row in rows]
+        rows = [[value / scale for value in row] for row, scale in zip(rows, scales, strict=True)]
+        found = nonnegative_least_squares(rows, [t / s for t, s in zip(seconds, modelled, strict=True)])
+        per_unit = [x / scale for x, scale in zip(found, scales, strict=True)]
+        sums = [sum(map(mul, per_unit, row)) for row in zip(*columns, strict=True)]
+        modelled = [m if m > 0 else s for m, s in zip(sums, seconds, strict=True)]  # 0: no term knows of this step
+    return FittedCost(dict(zip(terms, per_unit, strict=True)), about or {})
 
 
 def nonnegative_least_squares(columns: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:

@@ -15,7 +15,7 @@ from kvlab.calibrate import (
     Calibrator,
     TimedStep,
     block_costs,
-    median_steps,
+    mean_steps,
     spread,
     timed_steps,
     workloads,
@@ -76,11 +76,12 @@ def test_the_steps_of_a_run_add_up_by_the_clock_and_the_runner_is_given_back():
     assert llm.engine.runner is runner
 
 
-def test_median_steps_are_of_the_same_steps():
+def test_mean_steps_are_of_the_same_steps_and_leave_out_pauses():
     run = lambda *seconds: [TimedStep(StepWork(num_tokens=i), s, ()) for i, s in enumerate(seconds)]  # noqa: E731
-    assert median_steps([run(1, 5), run(3, 4), run(2, 9)]) == run(2, 5)
+    assert mean_steps([run(1, 5), run(3, 4), run(2, 9)]) == run(2, 6)
+    assert mean_steps([run(1, 5), run(3, 4), run(2, 16)]) == run(2, 4.5)
     with pytest.raises(ValueError, match="different steps"):
-        median_steps([run(1, 2), run(1, 2)[::-1]])
+        mean_steps([run(1, 2), run(1, 2)[::-1]])
 
 
 @pytest.mark.parametrize(("longest", "budget", "seats"), [(2048, 512, 64), (64, 16, 2), (40, 2048, 256)])
