@@ -29,7 +29,10 @@ class Parts:
     fork, ensure_writable: as in kvlab.blocks.sharing (lab 04).
     prefix_index: class (block_size) as PrefixIndex (labs 05, 06); with enable_prefix_caching.
     admit, plan_tokens, choose_victim, swap_or_recompute, may_resume: as in kvlab.schedule.policies (labs 07 to 09).
-    attention: as kvlab.standin.decode.paged_attention; decodes on a CPU (labs 10, 11). Needs a model: no slot-echo.
+    attention: as kvlab.standin.decode.paged_attention; decodes on a CPU (labs 10, 11).
+    rms_norm, rope, attend, flat_batch: torch functions, described in kvlab.parts.kinds (lab 12). Beside `attention`,
+        `attend` computes the chunks only.
+    These five need a model: slot-echo has no place for them.
     """
 
     sizing: Any = None
@@ -45,6 +48,10 @@ class Parts:
     swap_or_recompute: Any = None
     may_resume: Any = None
     attention: Any = None
+    rms_norm: Any = None
+    rope: Any = None
+    attend: Any = None
+    flat_batch: Any = None
 
     def __post_init__(self):
         for name, value in self.replaced.items():

@@ -2,6 +2,26 @@
 
 The complaints look only at what costs little and is told nowhere else: a forgotten return, too few blocks. Whether a
 part is right is for its lab's checks to say.
+
+The four parts of lab 12 are functions on torch tensors, T the tokens of a step:
+
+    rms_norm(x, weight, eps)         x [T, D] and weight [D], or x [T, heads, D] and weight [heads, D] (Qwen3's q and k)
+                                     -> like x: x / sqrt(mean(x^2) + eps) * weight, over the last dimension
+    rope(x, positions, theta)        x [T, heads, D] (q's heads, then k's), positions int64 [T], theta a float
+                                     -> like x: elements i and i + D/2 turned by positions * theta^(-2i/D) radians.
+                                     Angles in float32, as ours and transformers' are, or tokens may differ
+    attend(q, kv, block_table, seq_len)  one sequence's chunk over its pages, causal; once a sequence and layer
+        q [n, H, D]                  its n last tokens, at positions seq_len - n to seq_len - 1; a decode has n = 1
+        kv [2, num_blocks, block_size, Hkv, D]   K, then V, of q's dtype; the chunk's own are written already
+        block_table                  list of ceil(seq_len / block_size) ints; position p lies in block
+                                     block_table[p // block_size] at p % block_size. Slots behind the end hold anything
+        seq_len                      int: the context, this chunk included
+                                     -> like q: softmax(q k^T / sqrt(D)) v; H / Hkv query heads share a KV head
+    flat_batch(seqs, block_size)     seqs: (token_ids, start_position, block_ids, wants_logits) each, those of one
+                                     token first -> kvlab.model.batch.FlatBatch of CPU tensors, sequences in that order
+
+x, q and kv are the engine's own memory: a part must not change them. The result is a tensor of the same shape, dtype
+and device.
 """
 
 import inspect
@@ -40,6 +60,46 @@ def _start(result, *args) -> str | None:
 def _like_q(result, q, *args) -> str | None:
     shape = getattr(result, "shape", None)
     return None if shape == q.shape else f"returned {shape or result!r:.60}: return an array of q's shape, {q.shape}"
+
+
+def _described(tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}" if hasattr(tensor, "dtype") else f"{tensor!r:.60}"
+
+
+def _like_first(result, x, *args) -> str | None:
+    """A tensor of the shape and dtype of the first argument."""
+    if type(result) is type(x) and result.shape == x.shape and result.dtype == x.dtype:
+        return None
+    return f"returned {_described(result)}: return {_described(x)}, as its first argument is"
+
+
+_BATCH = {"token_ids": "int64 [T]", "positions": "int64 [T]", "slot_mapping": "int64 [T]",
+          "query_start_loc": "int32 [S + 1]", "seq_lens": "int32 [S]", "block_tables": "int32 [S, W]",
+          "logits_indices": "int64 [R]"}  # fmt: skip
+
+
+def _flat_batch(result, seqs, block_size) -> str | None:
+    """A FlatBatch whose tensors have the dtypes and shapes that `seqs` asks for."""
+    counts = [len(token_ids) for token_ids, *_ in seqs]
+    sizes = {"T": sum(counts), "S": len(seqs), "S + 1": len(seqs) + 1, "R": sum(bool(seq[3]) for seq in seqs)}
+    for name, asked in _BATCH.items():
+        dtype, dims = asked[:-1].split(" [")
+        dims = [sizes.get(dim, dim) for dim in dims.split(", ")]
+        value = getattr(result, name, None)
+        shape = list(getattr(value, "shape", ()))
+        fits = len(shape) == len(dims) and all(n == dim or dim == "W" for n, dim in zip(shape, dims, strict=True))
+        if not fits or str(getattr(value, "dtype", "")) != f"torch.{dtype}":
+            asked = f"torch.{dtype} [{', '.join(map(str, dims))}]"
+            return f"returned a batch whose {name} is {_described(value)}: make it {asked}"
+    width = max(-(-(start + len(token_ids)) // block_size) for token_ids, start, *_ in seqs)
+    if result.block_tables.shape[1] < width:
+        return f"returned block_tables of {result.block_tables.shape[1]} columns: the longest sequence needs {width}"
+    decodes = next((i for i, n in enumerate(counts) if n != 1), len(counts))
+    longest = max(start + len(token_ids) for token_ids, start, *_ in seqs)
+    for name, wanted in (("num_decodes", decodes), ("max_query_len", max(counts)), ("max_seq_len", longest)):
+        if getattr(result, name, None) != wanted:
+            return f"returned a batch whose {name} is {getattr(result, name, None)!r}: it must be {wanted} here"
+    return None
 
 
 def _block(result, *args) -> str | None:
@@ -166,4 +226,8 @@ KINDS: dict[str, Kind] = {
     "swap_or_recompute": Kind("09", ("request", "num_blocks", "num_free_cpu_blocks"), complaint=_swap_or_recompute),
     "may_resume": Kind("09", ("request", "room"), complaint=_bool),
     "attention": Kind("10", ("q", "keys", "values", "block_tables", "seq_lens"), complaint=_like_q),
+    "rms_norm": Kind("12", ("x", "weight", "eps"), complaint=_like_first),
+    "rope": Kind("12", ("x", "positions", "theta"), complaint=_like_first),
+    "attend": Kind("12", ("q", "kv", "block_table", "seq_len"), complaint=_like_first),
+    "flat_batch": Kind("12", ("seqs", "block_size"), complaint=_flat_batch),
 }  # fmt: skip
