@@ -78,11 +78,10 @@ class LLM:
         config.num_gpu_blocks_override, config.num_cpu_blocks_override = num_gpu, num_cpu
         kv_cache = KVCache(self.model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
         # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
-        self.model.backend = choose_attention_backend(
-            config.attention_backend, kv_cache, config.deterministic_split_tokens
-        )
+        backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
         if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
-            self.model.backend = attention
+            backend = attention
+        self.model.use(backend)
         self.tokenizer = Tokenizer(folder)
         manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)

@@ -7,7 +7,8 @@
     layers.py     RMSNorm, RoPE, SwiGLU, Linear
     batch.py      FlatBatch: every token of a step in one line, without padding
     kv_cache.py   KVCache: the block pool's memory; copies and swaps blocks
-    attention.py  backends that read K and V through block tables
+    attention.py  backends that write K and V and read them through block tables
+    ops.py        what stands between the matrix products, one object that can be replaced
     decoder.py    CausalLM: the forward pass
 
 Nothing is imported here, so that `kvlab.model.config` works where torch is not installed.

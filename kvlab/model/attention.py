@@ -1,7 +1,8 @@
 """Attention over pages: K and V are found through block tables (块表), never by contiguous position.
 
     plan(batch, kv_cache)  once a step: all index arithmetic -> metadata
-    attend(q, k, v, layer) once a layer: write k, v to their slots, then softmax(q K^T / sqrt(D)) V
+    write(k, v, layer)     once a layer: to their slots (a fused kernel may do it instead: kvlab.model.ops)
+    attend(q, layer)       then: softmax(q K^T / sqrt(D)) V
 
 `naive_paged_attention` says what is meant, in loops; it is the oracle of every backend. `TorchAttention`
 computes the same with few and large operations:
@@ -39,8 +40,12 @@ class AttentionBackend(Protocol):
         """Work out, once a step, what all layers will need."""
         ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: Any) -> Tensor:
-        """q [T, H, D]; k, v [T, Hkv, D] of this step -> [T, H, D]. Writes k and v to the cache first."""
+    def write(self, k: Tensor, v: Tensor, layer_index: int, metadata: Any) -> None:
+        """Put k and v [T, Hkv, D] of this step, rotated, into their slots."""
+        ...
+
+    def attend(self, q: Tensor, layer_index: int, metadata: Any) -> Tensor:
+        """q [T, H, D] of this step, whose K and V of this layer have been written -> [T, H, D]."""
         ...
 
 
@@ -119,9 +124,12 @@ class NaiveAttention:
     def plan(self, batch: FlatBatch, kv_cache: KVCache):
         return batch, kv_cache
 
-    def attend(self, q, k, v, layer_index, metadata):
+    def write(self, k, v, layer_index, metadata):
         batch, kv_cache = metadata
         kv_cache.write(layer_index, k, v, batch.slot_mapping)
+
+    def attend(self, q, layer_index, metadata):
+        batch, kv_cache = metadata
         return naive_paged_attention(q, kv_cache.layer(layer_index, q.dtype), batch)
 
 
@@ -154,6 +162,7 @@ class TorchMetadata:
     decodes: list[Decodes]
     chunks: list[Chunk]
     scratch: Tensor  # room for the largest gather, used again by every layer
+    at_hand: tuple[Tensor, Tensor] | None = None  # K and V that were written last, if a chunk needs no others
 
 
 class TorchAttention:
@@ -187,12 +196,15 @@ class TorchAttention:
         scratch = torch.empty((max(gathers, default=0), row), dtype=kv_cache.dtype, device=kv_cache.device)
         return TorchMetadata(kv_cache, batch.slot_mapping, decodes, chunks, scratch)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: TorchMetadata) -> Tensor:
+    def write(self, k: Tensor, v: Tensor, layer_index: int, metadata: TorchMetadata) -> None:
         kv_cache = metadata.kv_cache
         kv_cache.write(layer_index, k, v, metadata.slot_mapping)
         if any(c.slots is None for c in metadata.chunks):
-            k, v = kv_cache.as_read(k), kv_cache.as_read(v)  # a chunk that has them at hand sees what others will read
-        num_kv_heads, head_dim = k.shape[1:]
+            metadata.at_hand = kv_cache.as_read(k), kv_cache.as_read(v)  # the chunk sees what others will read
+
+    def attend(self, q: Tensor, layer_index: int, metadata: TorchMetadata) -> Tensor:
+        kv_cache = metadata.kv_cache
+        num_kv_heads, head_dim = kv_cache.block_shape[1:]
         pages = kv_cache.layers[layer_index].view(-1, metadata.scratch.shape[1])  # one row per slot
         scales = kv_cache.scales[layer_index].view(-1, num_kv_heads) if kv_cache.quantized else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -213,7 +225,7 @@ class TorchAttention:
         for c in metadata.chunks:
             queries = q[None, c.start : c.end].transpose(1, 2)
             if c.slots is None:
-                keys, values = (x[None, c.start : c.end].transpose(1, 2) for x in (k, v))
+                keys, values = (x[None, c.start : c.end].transpose(1, 2) for x in metadata.at_hand)
             else:
                 keys, values = gather(c.slots, 1)
             out[c.start : c.end] = F.scaled_dot_product_attention(

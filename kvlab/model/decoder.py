@@ -1,11 +1,12 @@
 """CausalLM: token ids in, logits out, with K and V kept in pages. Qwen2, Qwen3 and Llama by configuration.
 
     token_ids -> embed_tokens -> x
-    each layer:  x += o_proj(attention(rope(qkv_proj(norm(x)))))       attention writes and reads the KVCache
+    each layer:  x += o_proj(attention(rope(qkv_proj(norm(x)))))       K and V are written to the KVCache, then read
                  x += down_proj(swiglu(gate_up_proj(norm(x))))
     rows that need logits -> norm -> lm_head -> logits
 
-Only attention knows that tokens belong to sequences; all else works on the flat [T, hidden] of the step.
+Only attention knows that tokens belong to sequences; all else works on the flat [T, hidden] of the step. The products
+are here; what stands between them is `ops` (PyTorch's operations, fused kernels or a student's); `backend` attends.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from kvlab.model.attention import AttentionBackend, get_attention_backend
 from kvlab.model.batch import FlatBatch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import KVCache
-from kvlab.model.layers import Linear, RotaryEmbedding, rms_norm, rope, swiglu
+from kvlab.model.layers import Linear, RotaryEmbedding
+from kvlab.model.ops import Ops, Step, ops_beside
 
 
 @dataclass
@@ -52,7 +54,7 @@ class CausalLM:
         pack: bool = True,
     ):
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
-        self.backend = get_attention_backend(backend) if isinstance(backend, str) else backend
+        self.use(get_attention_backend(backend) if isinstance(backend, str) else backend)
 
         def take(name: str) -> Tensor:
             # A copy even if nothing changes: safetensors gives views of the mapped file, and one such view
@@ -91,31 +93,36 @@ class CausalLM:
         self.lm_head = Linear(head, pack=pack)
         self.rotary = RotaryEmbedding(config, dtype, self.device)
 
+    def use(self, backend: AttentionBackend, ops: Ops | None = None) -> None:
+        """Attend by `backend`, and compute between the products by `ops`; None: by those that go with the backend."""
+        self.backend = backend
+        self.ops = ops_beside(backend, self.dtype) if ops is None else ops
+
     @torch.inference_mode()
     def forward(self, batch: FlatBatch, kv_cache: KVCache) -> Tensor:
         """Logits [R, vocab] of the rows `batch.logits_indices`: float32, or float64 if the model is.
 
         Writes the K and V of all T tokens to `kv_cache`, then reads each sequence's context from it.
         """
-        c = self.config
+        c, ops, eps = self.config, self.ops, self.config.rms_norm_eps
         num_qk_heads = c.num_attention_heads + c.num_key_value_heads
-        metadata = self.backend.plan(batch, kv_cache)
-        cos, sin = self.rotary(batch.positions)
+        step = Step(batch, kv_cache, self.rotary, self.backend, self.backend.plan(batch, kv_cache))
         x = F.embedding(batch.token_ids, self.embed_tokens)  # [T, hidden]
+        y = None  # [T, hidden], still to be added to x: that is done where the sum is normalised
 
         for i, layer in enumerate(self.layers):
-            h = rms_norm(x, layer.input_layernorm, c.rms_norm_eps)
+            x, h = ops.add_norm(x, y, layer.input_layernorm, eps)
             heads = layer.qkv_proj(h).view(len(h), -1, c.head_dim)  # [T, H + 2 Hkv, D]
             qk, v = heads.split((num_qk_heads, c.num_key_value_heads), dim=1)
             if layer.qk_norm is not None:
-                qk = rms_norm(qk, layer.qk_norm, c.rms_norm_eps)
-            q, k = rope(qk, cos, sin).split((c.num_attention_heads, c.num_key_value_heads), dim=1)
-            x = x + layer.o_proj(self.backend.attend(q, k, v, i, metadata).flatten(1))
+                qk = ops.rms_norm(qk, layer.qk_norm, eps)
+            q = ops.rope_and_write(qk, v, i, step)
+            y = layer.o_proj(self.backend.attend(q, i, step.metadata).flatten(1))
 
-            h = rms_norm(x, layer.post_attention_layernorm, c.rms_norm_eps)
-            gate, up = layer.gate_up_proj(h).chunk(2, dim=-1)
-            x = x + layer.down_proj(swiglu(gate, up))
+            x, h = ops.add_norm(x, y, layer.post_attention_layernorm, eps)
+            y = layer.down_proj(ops.swiglu(layer.gate_up_proj(h)))
 
-        x = rms_norm(x[batch.logits_indices], self.norm, c.rms_norm_eps)
-        logits = self.lm_head(x)  # [R, vocab]
+        rows = batch.logits_indices
+        _, h = ops.add_norm(x[rows], y[rows], self.norm, eps)
+        logits = self.lm_head(h)  # [R, vocab]
         return logits if logits.dtype == torch.float64 else logits.float()

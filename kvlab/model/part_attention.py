@@ -42,8 +42,11 @@ class PartAttention:
     def plan(self, batch: FlatBatch, kv_cache: KVCache) -> PartMetadata:
         return PartMetadata(self.inner.plan(batch, kv_cache), batch)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: PartMetadata) -> Tensor:
-        out = self.inner.attend(q, k, v, layer_index, metadata.inner)  # decodes too, which are then written over
+    def write(self, k: Tensor, v: Tensor, layer_index: int, metadata: PartMetadata) -> None:
+        self.inner.write(k, v, layer_index, metadata.inner)
+
+    def attend(self, q: Tensor, layer_index: int, metadata: PartMetadata) -> Tensor:
+        out = self.inner.attend(q, layer_index, metadata.inner)  # decodes too, which are then written over
         batch, n = metadata.batch, metadata.batch.num_decodes
         if n:
             kv = metadata.inner.kv_cache.layers[layer_index]

@@ -1,8 +1,10 @@
 """Attention by the Triton kernels (kvlab_kernels): they read the pages in place, nothing is gathered.
 
-    attend, once a layer     cache write     k, v of this step -> their slots
-                             decodes only    split_kv    each context cut among several programs, then merged
+    attend, once a layer     decodes only    split_kv    each context cut among several programs, then merged
                              else            varlen      chunks and decodes in one launch
+
+K and V come to their slots by the same kernel that rotates them (kvlab.model.triton_ops), or by `write` if the model is
+in float64, which the kernels of rung 10 do not compute in, or if its RoPE is somebody's own.
 
 What a launch depends on is settled once a step, in `plan`, by the bucket (桶) that the step falls into, never by the
 lengths themselves: the batch size and the longest context, each rounded up to a power of two. A CUDA graph can only be
@@ -25,8 +27,10 @@ from torch import Tensor
 from kvlab.blocks import cdiv
 from kvlab.model.batch import FlatBatch
 from kvlab.model.kv_cache import KVCache
+from kvlab.model.ops import Ops
+from kvlab.model.triton_ops import TritonOps
 from kvlab_kernels.cache_write import reshape_and_cache
-from kvlab_kernels.checks import check_cache
+from kvlab_kernels.checks import DTYPES, check_cache
 from kvlab_kernels.configs import LONG_QUERY, num_sms
 from kvlab_kernels.launch import INTERPRETED, check_device
 from kvlab_kernels.quantized import quantize_and_cache
@@ -95,6 +99,10 @@ class TritonAttention:
                 )
         check_device(kv_cache.layers[0])
 
+    def ops_for(self, dtype: torch.dtype) -> Ops:
+        """The operations beside attention, of a model in `dtype`."""
+        return TritonOps() if dtype in DTYPES else Ops()
+
     def warm_up_batches(
         self, kv_cache: KVCache, max_num_batched_tokens: int, max_model_len: int
     ) -> Iterator[FlatBatch]:
@@ -140,15 +148,20 @@ class TritonAttention:
             num_splits = choose_num_splits(bucket(n), kv_cache.block_shape[1], longest, num_sms(kv_cache.device))
         return Decodes(batch.block_tables[:n], batch.seq_lens[:n], longest, num_splits)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer_index: int, metadata: TritonMetadata) -> Tensor:
+    def write(self, k: Tensor, v: Tensor, layer_index: int, metadata: TritonMetadata) -> None:
+        kv_cache, kv = metadata.kv_cache, metadata.kv_cache.layers[layer_index]
+        if kv_cache.quantized:
+            quantize_and_cache(k, v, kv, kv_cache.scales[layer_index], metadata.slot_mapping)
+        else:
+            reshape_and_cache(k, v, kv, metadata.slot_mapping)
+
+    def attend(self, q: Tensor, layer_index: int, metadata: TritonMetadata) -> Tensor:
         kv_cache = metadata.kv_cache
         kv, scales = kv_cache.layers[layer_index], None
         if kv_cache.quantized:
             scales = kv_cache.scales[layer_index]
-            quantize_and_cache(k, v, kv, scales, metadata.slot_mapping)
             queries = q.to(torch.float32 if q.dtype == torch.float64 else q.dtype)
         else:
-            reshape_and_cache(k, v, kv, metadata.slot_mapping)
             queries = q.to(kv.dtype)
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         if d := metadata.decodes:

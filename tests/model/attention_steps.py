@@ -41,7 +41,9 @@ def attend_with(name, kv_cache, batch, q, k, v, layer_index=1, split_tokens=0):
         tensor.flatten(1, 2)[:, batch.slot_mapping] = torch.nan
     backend = get_attention_backend(name, split_tokens)
     with torch.inference_mode():
-        out = backend.attend(q, k, v, layer_index, backend.plan(batch, kv_cache))
+        metadata = backend.plan(batch, kv_cache)
+        backend.write(k, v, layer_index, metadata)
+        out = backend.attend(q, layer_index, metadata)
     written = kv_cache.layer(layer_index, k.dtype).view(2, -1, *k.shape[1:])[:, batch.slot_mapping]
     assert torch.equal(written[0], kv_cache.as_read(k)) and torch.equal(written[1], kv_cache.as_read(v))
     return out
