@@ -8,6 +8,9 @@ Everything per token is NumPy on persistent rows of block tables: Python touches
 token never. `kvlab.model.batch.flat_batch` is the slow and readable way to the same batch.
 """
 
+from collections.abc import Callable
+from dataclasses import fields
+
 import numpy as np
 import torch
 
@@ -54,12 +57,17 @@ class TableRows:
 
 
 class ModelRunner:
-    """Runs a CausalLM over its KVCache for the engine."""
+    """Runs a CausalLM over its KVCache for the engine.
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int):
+    layout: lays out every step in the place of ours, as kvlab.model.batch.flat_batch(seqs, block_size) does.
+    """
+
+    def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int,
+                 layout: Callable | None = None):  # fmt: skip
         self.model = model
         self.kv_cache = kv_cache
         self.max_model_len = max_model_len
+        self.layout = layout
         self.sampler = Sampler()
         self.rows = TableRows(max_num_seqs, cdiv(max_model_len, kv_cache.block_size))
 
@@ -139,6 +147,8 @@ class ModelRunner:
                     prompt_rows.append((request, position))
                     prompt_row_ids.append(first + position - 1)
 
+        if self.layout is not None:
+            return self._lay_out(output, ordered, samplers, prompt_row_ids), samplers, prompt_rows
         rows, starts = np.array(table_rows), np.array(starts)
         counts = np.array([num_tokens for _, num_tokens in ordered])
         seq_lens = starts + counts
@@ -165,6 +175,24 @@ class ModelRunner:
             max_seq_len=max_seq_len,
         )
         return batch, samplers, prompt_rows
+
+    def _lay_out(self, output: SchedulerOutput, ordered: list[tuple[Request, int]], samplers: list[Request],
+                 prompt_row_ids: list[int]) -> FlatBatch:  # fmt: skip
+        """The batch as `layout` makes it, on the model's device. Rows for the prompt's log-probabilities are added."""
+        tables = {request.request_id: table for (request, _), table in
+                  zip(output.scheduled, output.block_tables, strict=True)}  # fmt: skip
+        sampled = {request.request_id for request in samplers}
+        seqs = []
+        for request, num_tokens in ordered:
+            start, name = request.num_computed_tokens, request.request_id
+            token_ids = list(request.all_token_ids[start : start + num_tokens])
+            seqs.append((token_ids, start, [block.block_id for block in tables[name]], name in sampled))
+        batch = self.layout(seqs, self.kv_cache.block_size)
+        values = {field.name: getattr(batch, field.name) for field in fields(FlatBatch)}
+        more = torch.tensor(prompt_row_ids, dtype=torch.int64)
+        values["logits_indices"] = torch.cat((batch.logits_indices, more))
+        tensors = {name: x.to(self.kv_cache.device) for name, x in values.items() if isinstance(x, torch.Tensor)}
+        return FlatBatch(**values | tensors)
 
 
 def sample_row(index: int, request: Request, child: int) -> SampleRow:

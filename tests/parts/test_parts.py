@@ -10,6 +10,7 @@ from kvlab.arena import ContiguousArena
 from kvlab.blocks import BlockPool, BlockPoolBase, BlockTable, FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, sharing
 from kvlab.config import EngineConfig
 from kvlab.events import Recorder
+from kvlab.model import batch, layers, plain
 from kvlab.parts import KINDS, SMALLEST, PartError, Parts, survive
 from kvlab.prefix import HashChainIndex
 from kvlab.sampling_params import SamplingParams
@@ -28,6 +29,7 @@ OURS = {
     "fork": sharing.fork, "ensure_writable": sharing.ensure_writable, "prefix_index": HashChainIndex,
     "admit": ours.admit, "plan_tokens": ours.plan_tokens, "choose_victim": ours.choose_victim,
     "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume, "attention": paged_attention,
+    "rms_norm": layers.rms_norm, "rope": plain.rope, "attend": plain.attend, "flat_batch": batch.flat_batch,
 }  # fmt: skip
 
 
