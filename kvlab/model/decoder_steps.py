@@ -3,7 +3,6 @@
     turn_pair      RoPE by hand: one pair of numbers, one position
     rope           every pair of every head of every token
     attend         one sequence's rows over its pages: causal, grouped, through the block table
-    flat_batch     what a step looks like: positions, slots, starts, lengths (as lists)
     decoder_layer  all of it, in order: the whole layer of Qwen2
     step_ledger    the bytes of a step, item by item
     first_wrong    where two runs part ways
@@ -57,24 +56,6 @@ def attend(q: Tensor, kv: Tensor, block_table: Sequence[int], seq_len: int) -> T
     hidden = positions > seq_len - n + torch.arange(n)[:, None]  # [n, seq_len]
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("kgnl,lkd->nkgd", weights, values).reshape(q.shape)
-
-
-def flat_batch(seqs: Sequence[tuple], block_size: int) -> dict[str, list]:
-    """Lay the sequences of a step end to end (L33 2.2, 4.3): lists, by vLLM's names.
-
-    seqs: (token_ids, start, block_ids) each, in order: the tokens to compute now, the position of the first, and the
-    physical block of each page. kvlab.model.batch.flat_batch makes the engine's tensors of the same.
-    """
-    batch: dict[str, list] = {"token_ids": [], "positions": [], "slot_mapping": [], "query_start_loc": [0],
-                              "seq_lens": []}  # fmt: skip
-    for token_ids, start, block_ids in seqs:
-        positions = range(start, start + len(token_ids))
-        batch["token_ids"] += token_ids
-        batch["positions"] += positions
-        batch["slot_mapping"] += [block_ids[p // block_size] * block_size + p % block_size for p in positions]
-        batch["query_start_loc"].append(len(batch["token_ids"]))
-        batch["seq_lens"].append(positions.stop)
-    return batch
 
 
 def _no_watch(name: str, x: Tensor) -> None:
