@@ -28,8 +28,10 @@ check, hint = lab.check, lab.hint
 import math
 
 import torch
+import torch.nn.functional as F
 
 from kvlab.lab.scenes.decoder import FAULTS, TinyRun, first_difference, spread, text_of, tokens_of, with_fault
+from kvlab.model.batch import FlatBatch
 
 QUESTION = "What is external fragmentation?"
 right = with_fault("").answer(QUESTION)
@@ -207,7 +209,7 @@ for place in (0, 10, 1_000, 100_000):
     print(f"query at {place + 5:7,}, key at {place:7,}: {score:.6f}")
 
 # %% [markdown]
-# The same to five digits, then less. In real numbers they would be equal. In fp32 an angle of 100,000 radians has only a few digits behind the point.
+# In real numbers all four would be equal. In fp32 they are, as long as positions are small: an angle of 100,000 radians has only two or three digits left behind the point.
 #
 # Now the second prediction. All positions 1,000 too large:
 
@@ -277,10 +279,8 @@ picture(draw.flat(names, positions_of, slots_of, starts_of, 4, 11), "Ten rows: A
 # slot 3 · 4 + 3 = 15.
 #
 # Write the function. Each sequence comes as `(token_ids, start, block_ids, wants_logits)`: the tokens to compute now, the position of the first, the physical block of each page (maybe
-# one more than needed yet), and whether its last row needs logits. Those with one token come first.
-
-# %%
-from kvlab.model.batch import FlatBatch
+# one more than needed yet), and whether its last row needs logits. Those with one token come first. `FlatBatch` is the engine's record (`kvlab.model.batch`): the last lines of the cell fill it
+# from your lists, and from `tables`, `num_decodes`, `max_query_len` and `max_seq_len`, which you make too.
 
 # %% ex="flat_batch"
 def flat_batch(seqs, block_size):
@@ -359,7 +359,7 @@ print(f"K and V of the prompt: {8192 * seven.kv_bytes_per_token() / 1e9:.2f} GB;
 # %% fold="yes"
 from kvlab.lab.draw.mixed import staircase
 
-picture(staircase([(1, 10), (3, 8), (4, 4)], [(0, 0, 1), (1, 0, 3), (2, 0, 4)]), "Three staircases: a decode sees ten positions; a chunk of three after five tokens "
+picture(staircase([(1, 10), (3, 8), (4, 4)], [(0, 0, 1), (1, 0, 3), (2, 0, 4)], numbered=False), "Three staircases: a decode sees ten positions; a chunk of three after five tokens "
         "sees six, seven and eight; a prompt of four sees one to four.")
 
 # %% [markdown]
@@ -409,7 +409,7 @@ for sizes in ((4, 5, 1), (1,) * 10):
 # %% [markdown]
 # ## Exercise 6: the layer
 #
-# Now put it together, by the picture. The matrix products are `F.linear(x, weight, bias)`. The weights of one layer are in a dict `w`, under the names that Qwen2 gives them:
+# Now put it together, by the picture. The matrix products are `F.linear(x, weight, bias)` (`F` is `torch.nn.functional`). The weights of one layer are in a dict `w`, under the names that Qwen2 gives them:
 #
 # | | |
 # |---|---|
@@ -420,9 +420,6 @@ for sizes in ((4, 5, 1), (1,) * 10):
 #
 # From `config` you need `rms_norm_eps`, `rope_theta` and `head_dim`. `x.unflatten(-1, (-1, D))` cuts a row into heads, `x.flatten(1)` puts it together. `norm`, `turn` and `over_pages` are yours from
 # above.
-
-# %%
-import torch.nn.functional as F
 
 # %% ex="decoder_layer"
 def decoder_layer(x, w, batch, kv, config):
@@ -476,6 +473,8 @@ with torch.inference_mode():
 logits = mine().step({"a": prompt})["a"]
 off = float((logits - expected[-1]).abs().max())
 print(f"{len(prompt)} tokens, logits off by at most {off:.1e}; tolerance {TOLERANCE:g}:", "equal" if off < TOLERANCE else "NOT EQUAL")
+first, second = expected[-1].topk(2).values.tolist()
+print(f"the likeliest token has {first:.1f}, the next one {second:.1f}: a gap of {first - second:.1f}")
 
 # %% [markdown]
 # Why is it not 0? Both add the same numbers in another order. And 1e-3 as a tolerance: it is far above rounding, and far below the gap between the likeliest token and the next. You will see what it is good for.
@@ -524,7 +523,7 @@ lab.compare("faults", noticed)
 # **What to look at.** "pairs" is gibberish at once. "heads" writes a fluent sentence up to token 26: whoever reads only the beginning sees nothing. Seven of twelve change *no word at all*, and six of these are real faults. The model
 # is less sure of everything, but still sure enough.
 #
-# In fairness: our model has learned its answers by heart, so the gap between its first and second choice is large (7 and more). A real model is often undecided, and its text would part sooner. But where it parts, it writes another *good* sentence,
+# In fairness: our model has learned its answers by heart, so the gap between its first and second choice is large (you printed it above). A real model is often undecided, and its text would part sooner. But where it parts, it writes another *good* sentence,
 # and that is no easier to notice.
 #
 # Compare logits, and all of them stand out, except two. "shift" is rounding, as it must be. And "offset"? After the prompt the logits are right! Its error is in *chunks*, and the prompt was no chunk:

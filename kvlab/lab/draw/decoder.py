@@ -13,7 +13,7 @@ from typing import Any
 
 INK, SKY, ORANGE, BLUE, GREEN, RED = "#222222", "#56B4E9", "#E69F00", "#0072B2", "#009E73", "#D55E00"  # Okabe and Ito
 REQUESTS = ((SKY, ""), (ORANGE, "//"), (GREEN, ".."), ("#CC79A7", "xx"), ("#F0E442", "\\\\"), ("#BBBBBB", "--"))
-LINES = ((BLUE, "-", "o"), (RED, "--", "s"), (GREEN, "-.", "^"), ("#CC79A7", ":", "D"), (ORANGE, "-", "v"), (INK, "--", "x"))
+LINES = ((BLUE, "-", "o"), (RED, "--", "s"), (GREEN, "-.", "^"), ("#CC79A7", ":", "D"), (ORANGE, "-", "v"))
 
 
 def _box(ax: Any, x: float, y: float, width: float, height: float, text: str, look: tuple[str, str] = ("white", ""),
@@ -32,8 +32,8 @@ def layer_flow() -> Any:
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(10, 2.9), layout="constrained")
-    rows = ((("RMSNorm", 0), ("q, k, v", 0), ("RoPE", 1), ("write K, V\nto their slots", 1), ("attention\nover pages", 1),
-             ("o", 0), ("+", 0)),
+    rows = ((("RMSNorm", 0), ("q, k, v", 0), ("RoPE", 1), ("write K, V\nto their slots", 1),
+             ("attention\nover pages", 1), ("o", 0), ("+", 0)),
             (("RMSNorm", 0), ("gate, up", 0), ("SiLU x up", 0), ("down", 0), ("+", 0)))  # fmt: skip
     for y, boxes in enumerate(rows):
         x, top = 0.9, 1.5 * y

@@ -8,7 +8,6 @@
 Blocks are handed out in scattered order, and what nobody has written is NaN. Slower than the engine, and open.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -57,6 +56,9 @@ def text_of(token_ids: Sequence[int]) -> str:
 def reference_model() -> Any:
     """The model we ship, in transformers, in fp32."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     return AutoModelForCausalLM.from_pretrained(resolve_model("tiny"), dtype=torch.float32).eval()
 
@@ -191,16 +193,3 @@ def first_difference(found: Sequence[int], expected: Sequence[int]) -> int | Non
         return None
     shared = min(len(found), len(expected))
     return next((i for i in range(shared) if found[i] != expected[i]), shared)
-
-
-# ---- RoPE
-
-
-def turned(positions: Sequence[float], head_dim: int, theta: float) -> list[list[float]]:
-    """For each pair of a head the angles, in radians, at these positions."""
-    return [[p * theta ** (-2 * i / head_dim) for p in positions] for i in range(head_dim // 2)]
-
-
-def wavelengths(head_dim: int, theta: float) -> list[float]:
-    """Tokens after which each pair has turned once round."""
-    return [2 * math.pi * theta ** (2 * i / head_dim) for i in range(head_dim // 2)]

@@ -281,6 +281,8 @@ class RmsNorm(Exercise):
         if name == "float64":
             return say("Right in fp32, and float64 has more digits than that: x was made narrower.")
         pairs = [(h / w) for h, w in zip(have, want, strict=True) if abs(w) > 1e-6]
+        if weights == "ones" and pairs and max(abs(p - 2) for p in pairs) < 1e-3:
+            return say("Everything is twice what it should be. Is it 1 + weight? In Qwen2 it is weight.")
         if pairs and max(pairs) - min(pairs) < 1e-3 * abs(pairs[0]):
             return say("Everything is {factor} times what it should be. Is it the mean of the squares, and is eps added to it under the root?",
                        factor=round(sum(pairs) / len(pairs), 3))  # fmt: skip
