@@ -106,7 +106,8 @@ lab.predict("logits", None, unit="GB of logits")
 def turn_pair(a, b, position, pair, head_dim, theta):
     """Turn one pair of numbers, as RoPE does.
 
-    a, b: the pair. position: of the token in its sequence. pair: which one, from 0 to head_dim / 2 - 1.
+    a, b: the pair. position: of the token in its sequence. pair: which one, from 0 to
+    head_dim / 2 - 1.
 
     Returns what a and b become.
     """
@@ -289,8 +290,8 @@ def flat_batch(seqs, block_size):
     seqs: (token_ids, start, block_ids, wants_logits) each, those of one token first.
 
     Returns a FlatBatch: token_ids, positions, slot_mapping int64 [T]; query_start_loc int32
-    [S + 1]; seq_lens int32 [S], this step's tokens included; block_tables int32 [S, width], filled
-    up with anything; logits_indices int64 [R], the last row of each that wants logits;
+    [S + 1]; seq_lens int32 [S], this step's tokens included; block_tables int32 [S, width],
+    filled up with anything; logits_indices int64 [R], the last row of each that wants logits;
     num_decodes: sequences of one token, from the front; max_query_len: most tokens of one
     sequence; max_seq_len: largest of seq_lens.
     """
@@ -300,7 +301,8 @@ def flat_batch(seqs, block_size):
         end = start + len(tokens)
         token_ids += tokens
         positions += range(start, end)
-        slots += [block_ids[p // block_size] * block_size + p % block_size for p in range(start, end)]
+        for p in range(start, end):
+            slots.append(block_ids[p // block_size] * block_size + p % block_size)
         starts.append(len(token_ids))
         seq_lens.append(end)
         if wants_logits:
@@ -369,8 +371,8 @@ picture(staircase([(1, 10), (3, 8), (4, 4)], [(0, 0, 1), (1, 0, 3), (2, 0, 4)], 
 def attend(q, kv, block_table, seq_len):
     """Causal attention of a sequence's n newest tokens over its pages.
 
-    q [n, H, D]. kv [2, num_blocks, block_size, Hkv, D]: K, then V. block_table: a list, the physical
-    block of each page. seq_len: all tokens of the sequence, the n newest included.
+    q [n, H, D]. kv [2, num_blocks, block_size, Hkv, D]: K, then V. block_table: a list, the
+    physical block of each page. seq_len: all tokens of the sequence, the n newest included.
 
     Returns a new tensor of q's shape and dtype. Changes nothing.
     """
