@@ -590,9 +590,9 @@ def step_ledger(step, shape, dtype_bytes=2):
     tokens = sum(new for new, computed, sampled in step)
     context = sum(new + computed for new, computed, sampled in step)
     kv = shape.kv_bytes_per_token(dtype_bytes)
-    head = shape.vocab_size * shape.hidden_size
+    matrices = shape.num_layer_weights + shape.vocab_size * shape.hidden_size
     return {
-        "weights": (shape.num_layer_weights + head) * dtype_bytes,
+        "weights": matrices * dtype_bytes,
         "kv_written": tokens * kv,
         "kv_read": context * kv,
         "widest": tokens * 2 * shape.intermediate_size * dtype_bytes,

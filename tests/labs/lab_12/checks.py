@@ -107,7 +107,7 @@ class Rope(Exercise):
     hints = (
         say("Angles first: [T, D/2], position times frequency. Their cosines and sines must go over all heads: give them a place for "
             "the heads, [T, 1, D/2]."),
-        say("half = D // 2; frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half). The pair of element i is i + half, so "
+        say("half = D // 2; the frequencies are theta ** (-i / half) for i in torch.arange(half), in fp32. The pair of element i is i + half, so "
             "a = x[..., :half] and b = x[..., half:]."),
         say("torch.cat((a * cos - b * sin, a * sin + b * cos), -1), with cos and sin in fp32 until they are made x's dtype: cos.to(x.dtype)."),
     )  # fmt: skip
