@@ -7,6 +7,7 @@
     desk      calls in flight, on the event loop: who may come in, who gets which part of a report
     engine_thread   the one thread that owns the engine          metrics   vLLM's names
     server    the socket, the signals, the exit code             args      the settings
+    background  the same on a thread, for a notebook             reading   what a client makes of bytes and of metrics
 """
 
 from importlib import import_module
@@ -15,6 +16,7 @@ _HOME = {
     "EngineThread": "kvlab.serve.engine_thread",
     "ServerArgs": "kvlab.serve.args",
     "make_app": "kvlab.serve.app",
+    "serving": "kvlab.serve.background",
     "serve": "kvlab.serve.server",
 }
 __all__ = list(_HOME)
