@@ -27,8 +27,8 @@ class Detokenizer:
         self._token_ids += token_ids
         known = self._decode(self._token_ids[self._window : self._shown])
         text = self._decode(self._token_ids[self._window :])
-        if text.endswith("\ufffd") and not final:
-            return ""
+        if (text.endswith("\ufffd") and not final) or len(text) <= len(known):
+            return ""  # nothing new: the window stays where it has text to lean on
         self._window, self._shown = self._shown, len(self._token_ids)
         return text[len(known) :]
 

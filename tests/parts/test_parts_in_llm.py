@@ -198,11 +198,12 @@ def test_texts_are_made_by_the_parts():
             return super().add(text, may_stop, final)
 
     seen = []
-    params = SamplingParams(temperature=0, max_tokens=12, stop=("B",))
+    params = SamplingParams(temperature=0, max_tokens=12, stop=("UNIT",))
     plain = LLM("tiny", **OPTIONS).generate("A block", SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
     parts = Parts(detokenizer=Shouting, stop_checker=Watching)
     text = LLM("tiny", parts=parts, **OPTIONS).generate("A block", params)[0].outputs[0].text
-    assert "b" in plain.text and text == plain.text.upper().partition("B")[0] and "".join(seen).startswith(text)
+    assert "unit" in plain.text and text == plain.text.upper().partition("UNIT")[0]
+    assert "".join(seen).startswith(text)
     broken = Parts(detokenizer=type("Mine", (Detokenizer,), {"add": lambda self, token_ids, final=False: None}))
     with pytest.raises(PartError, match="your part `detokenizer`: Mine.add returned None: return text"):
         LLM("tiny", parts=broken, **OPTIONS).generate("A block", params)
