@@ -15,6 +15,7 @@ import time
 import urllib.request
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kvlab.engine.llm import LLM
@@ -99,7 +100,8 @@ def serving(model: str = "tiny", *, port: int = 0, max_waiting: int | None = Non
     """
     recorder = recorder or Recorder()
     llm = LLM(model, recorder=recorder, **options)
-    args = ServerArgs(served_model_name=(model,), port=port, max_waiting=max_waiting)
+    name = Path(model).resolve().name if Path(model).is_dir() else model
+    args = ServerArgs(served_model_name=(name,), port=port, max_waiting=max_waiting)
     return BackgroundServer(llm, args, recorder)
 
 
