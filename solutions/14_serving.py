@@ -295,9 +295,10 @@ figure, ax = plt.subplots(figsize=(8, 3), layout="constrained")
 looks = (("#D55E00", "--", "s"), ("#0072B2", "-", "o"))
 for (name, counts), (colour, line, mark) in zip(costs.items(), looks, strict=True):
     ax.plot(lengths, counts, line, color=colour, marker=mark, linewidth=2)
-    ax.annotate(f"{name}: {counts[-1]:,}", (lengths[-1], counts[-1]), xytext=(-8, 6),
+    ax.annotate(f"{name}: {counts[-1]:,}", (lengths[-1], counts[-1]), xytext=(-12, 8),
                 textcoords="offset points", ha="right", fontsize=11)
-ax.set(xlabel="tokens of the answer", ylabel="tokens decoded", xticks=lengths, yscale="log")
+ax.set(xlabel="tokens of the answer", ylabel="tokens decoded", xticks=lengths, ylim=(0, None))
+ax.yaxis.set_major_formatter("{x:,.0f}")
 for side in ("top", "right"):
     ax.spines[side].set_visible(False)
 told = "; ".join(f"{name}: {counts[-1]:,} tokens decoded" for name, counts in costs.items())
@@ -374,6 +375,7 @@ from matplotlib.patches import Rectangle
 
 from kvlab.lab.show import sliders
 
+Checker = lab.best("StopChecker")
 PIECES = ["A", " block", " table", " list", "s", " the", " physical", " blocks", " of", " one", " request"]
 STOPS = {"a word": ("physical",), "over three tokens": ("s the phys",), "nearly: 'block o'": ("block o",),
          "two": ("the physical blocks", "block"), "none of it": ("stop",)}
@@ -381,22 +383,23 @@ STOPS = {"a word": ("physical",), "over three tokens": ("s the phys",), "nearly:
 
 def show_stop(stop, include):
     """The pieces, what each makes visible, and what is held behind it."""
-    checker = lab.best("StopChecker")(STOPS[stop], include == "yes")
+    checker = Checker(STOPS[stop], include == "yes")
     figure, ax = plt.subplots(figsize=(10, 2.3), layout="constrained")
     x, held, found = 0.0, "", None
     for piece in PIECES:
-        width = 0.11 * max(len(piece), 4) + 0.25
         if found is None:
             text, found = checker.add(piece)
             held = "" if found else (held + piece)[len(text):]
             cells = (piece, text, held)
         else:
             cells = (piece, None, None)
+        width = 0.11 * max(4, *(len(cell or "") for cell in cells)) + 0.25
         for y, cell, fill, hatch in zip((2, 1, 0), cells, ("white", "#56B4E9", "#F7DDA4"),
                                         (None, None, "///"), strict=True):
             if cell is None:
                 continue
-            ax.add_patch(Rectangle((x, y + 0.1), width, 0.8, facecolor=fill if cell else "white", edgecolor="#222222",
+            ax.add_patch(Rectangle((x, y + 0.1), width, 0.8, edgecolor="#222222",
+                                   facecolor=fill if cell else "white",
                                    hatch=hatch if cell else None, linestyle="-" if cell else ":"))
             ax.text(x + width / 2, y + 0.5, cell.replace(" ", "␣"), ha="center", va="center",
                     fontsize=10, bbox=dict(facecolor=fill, edgecolor="none", pad=1) if cell else None)
@@ -464,7 +467,7 @@ BODY = {"model": server.model, "messages": [{"role": "user", "content": QUESTION
 with httpx.stream("POST", server.url + "/v1/chat/completions", json=BODY, timeout=60) as response:
     print(response.headers["content-type"])
     raw = b"".join(response.iter_raw())
-print(raw[:1].decode() + raw[1:420].decode(errors="replace"), "...", raw[-40:].decode(), sep="\n")
+print(raw[:420].decode(errors="replace"), "...", raw[-40:].decode(errors="replace"), sep="\n")
 
 # %% [markdown]
 # ## Exercise 4: server-sent events
@@ -681,8 +684,9 @@ print("median:", p(0.5, BUCKETS), "s; 95th percentile:", round(p(0.95, BUCKETS),
 # ## A crowd, and the pool breathes
 #
 # Now for some traffic. Clients come at random, some moments quiet and some crowded: a **Poisson process** (泊松过程). A
-# third of them hangs up before the end. While they come, the figure below is drawn anew, about four times a second. (On
-# a saved page you see the last picture.)
+# third of them hangs up before the end. How many come depends on your machine: it is measured first, and then so many
+# come that it is busy, and not swamped. While they come, the figure below is drawn anew, about four times a second. At
+# the end it shows the moment with the most blocks held.
 #
 # **How to read it.** On the left each square is a block of the pool, with the letter of the request that holds it; "2+"
 # is shared by several. Hatched blocks are cached: nobody holds them, and they can still be found. On the right, the same
@@ -694,7 +698,10 @@ import time
 from kvlab.lab.draw.serving import breath, crowd, lanes, saturation, squares
 from kvlab.lab.show import live
 
-RATE, SECONDS = 20, 4
+SECONDS = 4
+BEARS = len(rounds(server, SEATS, 0.6)) / 0.6  # answers a second, with all seats taken
+RATE = 0.5 * BEARS
+server.ask(server.llm.engine.scheduler.manager.reset_prefix_cache)  # all blocks free again
 letter_of = {}
 
 
@@ -709,10 +716,10 @@ def letters_for(moment):
 
 
 def draw_now():
-    now = watch.look()
+    now = watch.look() if load.is_running else max(watch.moments, key=lambda m: m.held)
     figure, axes = plt.subplots(1, 2, figsize=(10.5, 2.6), layout="constrained", width_ratios=(4, 5))
     squares(axes[0], now.owners, letters_for(now))
-    axes[0].set_title(f"running {now.running}, waiting {now.waiting}; held {now.held}, "
+    axes[0].set_title(f"after {now.time:.1f} s: running {now.running}, waiting {now.waiting}; held {now.held}, "
                       f"cached {now.cached}", loc="left", fontsize=10)
     breath(axes[1], sorted(watch.moments, key=lambda m: m.time))
     axes[1].set_xlabel("seconds")
@@ -730,7 +737,11 @@ with Watch(server) as watch:
 seconds = time.monotonic() - began
 after = server.metrics()
 moments = sorted(watch.moments, key=lambda m: m.time)
-print(f"{num_pictures} pictures; {len(visits)} clients, {sum(v.left for v in visits)} hung up")
+print(f"{num_pictures} pictures; {len(visits)} clients, {RATE:.0f} a second, "
+      f"{sum(v.left for v in visits)} hung up")
+
+# %% [markdown]
+# The same four seconds again, with each client as a bar. Dotted: it has no token yet. A cross: it hung up.
 
 # %% fold="yes"
 figure, axes = plt.subplots(3, 1, figsize=(10, 8), layout="constrained", sharex=True, height_ratios=(4, 2, 2))
@@ -794,16 +805,22 @@ print(f"{len(visits) / moments[-1].time:.1f} a second × {stay:.3f} s = {little:
 # ### Twice the clients
 #
 # Now clients of another kind: each asks again as soon as it is answered. So the number of clients is fixed, and the server
-# decides how fast they go. We double them, up to twice the seats:
+# decides how fast they go. We double them, up to twice the seats. Two scrapes, one second apart, fall into the time in
+# which all of them are there:
 
 # %%
-rounds(server, 2, 0.2)
+from concurrent.futures import ThreadPoolExecutor
+
 levels = []
 for num_clients in (1, 2, 4, SEATS, 2 * SEATS):
-    start_scrape, start = server.metrics(), time.monotonic()
-    answered = rounds(server, num_clients, 1.0)
-    server.wait_until_idle()
-    rate, _, _ = lab.best("between")(start_scrape, server.metrics(), time.monotonic() - start)
+    with ThreadPoolExecutor(1) as other_thread:
+        job = other_thread.submit(rounds, server, num_clients, 1.4)
+        time.sleep(0.4)
+        first, start = server.metrics(), time.monotonic()
+        time.sleep(1.0)
+        second, stop = server.metrics(), time.monotonic()
+        answered = job.result()
+    rate, _, _ = lab.best("between")(first, second, stop - start)
     levels.append((num_clients, rate, sum(v.latency for v in answered) / len(answered)))
 lab.compare("twice the clients", round(levels[-1][1] / levels[-2][1], 2))
 
@@ -816,8 +833,9 @@ picture(figure, f"Tokens a second and seconds a request over the number of clien
 # %% [markdown]
 # From one client to two, the tokens a second nearly double: in a step, the second sequence costs little (that was lab
 # 00 and lab 07). Towards the seats, less is gained each time. Beyond the seats, nothing is: those who come on top only
-# wait, and the seconds for each request grow. This bend is what **saturation** (饱和) means. Little's law says the rest:
-# at a fixed rate, more inside means longer stays.
+# wait, and the seconds for each request grow. (Here something may even be lost, since clients and server share one
+# Python interpreter.) This bend is what **saturation** (饱和) means. Little's law says the rest: at a fixed rate, more
+# inside means longer stays.
 #
 # So what should a full server do with those who come? It can let them wait, longer and longer, until they give up. Or it
 # can say so at once. `--max-waiting 4` is such a limit:
@@ -857,14 +875,14 @@ def observe(server, long=320, short=48):
     reserved = 2 * cdiv(config.max_model_len, config.block_size)
     figure, ax = plt.subplots(figsize=(10, 2.6), layout="constrained")
     ax.step([m.time for m in rows], [m.held for m in rows], where="post", color="#0072B2", linewidth=2)
-    ax.axhline(reserved, color="#D55E00", linestyle="--")
-    ax.text(0, reserved, f"both at max_model_len = {config.max_model_len:,}: {reserved} blocks", va="bottom",
-            fontsize=10)
-    ax.set(xlabel="seconds", ylabel="blocks held", ylim=(0, 1.2 * reserved), xlim=(0, None))
+    ax.text(0.02, 0.97, f"Both reserved at max_model_len = {config.max_model_len:,} would be {reserved} blocks:\n"
+            f"{reserved / (1.4 * peak):.0f} times the height of this figure.", va="top", fontsize=11,
+            transform=ax.transAxes)
+    ax.set(xlabel="seconds", ylabel="blocks held", ylim=(0, 1.4 * peak), xlim=(0, None))
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     picture(figure, f"Blocks held over time: a staircase up to {peak}, with a step down where the short request ends, and 0 at "
-            f"the end. Far above it, a dashed line at {reserved}: both reserved at full length.")
+            f"the end. Both reserved at full length would be {reserved}.")
     print(f"held: {rows[0].held} at first, {peak} at most, {end.held} at the end; cached at the end: {end.cached}")
     return peak, end, reserved
 
@@ -872,8 +890,8 @@ def observe(server, long=320, short=48):
 peak, end, reserved = observe(server)
 
 # %% [markdown]
-# A staircase. A block is taken when the one before it is full. Where the short one ends, its blocks leave at once. And
-# the line far above is what a contiguous engine (lab 02) would have reserved from the beginning.
+# A staircase. A block is taken when the one before it is full. Where the short one ends, its blocks leave at once. A
+# contiguous engine (lab 02) would have reserved the many blocks of the inscription from the beginning.
 #
 # The other two are about how large the pool is. On a GPU the engine finds that out at its start, from the memory and
 # `gpu_memory_utilization`. On a CPU it does not ask. So this is a *calculation*, with the functions of lab 01, for the GPU

@@ -1,4 +1,4 @@
-"""The parts that slot-echo has no place for, called by themselves: a few numbers each, beside loops that say what is meant.
+"""Parts that slot-echo has no place for, called by themselves: a few numbers, beside loops that say what is meant.
 
     attention     NumPy; labs 10 and 11                     softmax, one head after the other
     rms_norm, rope, attend, flat_batch     torch; lab 12    the same in loops, and nothing that is handed in may change

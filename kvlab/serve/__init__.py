@@ -25,4 +25,8 @@ __all__ = list(_HOME)
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'kvlab.serve' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        needs = f"{name} needs the package {error.name!r}: pip install -c constraints.txt -e '.[engine,serve]'"
+        raise ModuleNotFoundError(needs, name=error.name) from error

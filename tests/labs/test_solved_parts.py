@@ -19,6 +19,7 @@ OF_LAB = {  # lab -> the parts that it must give
     "09": {"choose_victim", "swap_or_recompute", "may_resume"},
     "10": {"attention"},
     "11": {"attention"},
+    "14": {"detokenizer", "stop_checker"},
 }
 
 

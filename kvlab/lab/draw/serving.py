@@ -26,8 +26,9 @@ def squares(ax: Any, owners: Sequence[str], letters: Mapping[str, str], columns:
         letter = "2+" if owner == "shared" else letters.get(owner, "?") if owner not in ("", "cached") else ""
         own = OWNERS[LETTERS.find(letter) % len(OWNERS)]
         fill = {"shared": GREY, "cached": ORANGE, "": "white"}.get(owner, own)
+        hatch, line = "///" if owner == "cached" else None, "-" if owner else ":"
         ax.add_patch(Rectangle((x, y), 0.88, 0.88, facecolor=fill, edgecolor=INK, lw=1.6 if letter else 0.7,
-                               hatch="///" if owner == "cached" else None, linestyle="-" if owner else ":"))  # fmt: skip
+                               hatch=hatch, linestyle=line))  # fmt: skip
         ax.text(x + 0.44, y + 0.46, letter, ha="center", va="center", fontsize=9, weight="bold")
     ax.set(xlim=(-0.2, columns + 0.1), ylim=(-(-len(owners) // columns) + 0.1, -0.2), aspect="equal")
     ax.axis("off")
