@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_left
+from dataclasses import dataclass
 from itertools import accumulate
 
 from hypothesis import strategies as st
@@ -50,6 +51,11 @@ class WholeBytes(Exercise):
         one("whole_bytes", "🙂".encode()),
         one("whole_bytes", "块a".encode()),
         one("whole_bytes", "😀".encode()[:1]),
+        one("whole_bytes", "ж".encode()),
+        one("whole_bytes", "жߪж".encode()[:3]),
+        one("whole_bytes", "ก".encode()[:2], why=say("ก has three bytes, e0 b8 81.")),
+        one("whole_bytes", "aก".encode()),
+        one("whole_bytes", "\U0010ffff".encode()[:3]),
         one("whole_bytes", "a\ufffd".encode(), why=say("U+FFFD itself is a character, of three bytes: ef bf bd.")),
     )  # fmt: skip
 
@@ -441,12 +447,15 @@ class EventReaderExercise(Exercise):
         fed(b"data:  a \n\n", why=say("One space is taken away, and no more, and none at the end.")),
         fed("data: a\u2028b\n\ndata: c\x0bd\x85e\n\n".encode(), why=say("U+2028 and others end a line for str.splitlines, and not "
                                                                       "here.")),
+        fed(b"data: a ", b"b\n\n", why=say("What is kept for the next piece is kept as it is.")),
+        fed(b"data:", b"  a \r", b"\n\n"),
+        fed(b"data: a\n: ping\ndata: b\n\n", why=say("A comment may stand within an event, and does not end it.")),
+        fed(b"data: a\nretry\ndata: b\n\n", why=say("A line that holds only a name is no empty line.")),
         fed(b'data: {"text": "data: x"}\n\n'),
         fed(b"data: [DONE]\n\n"),
         fed(b"\n\n\ndata: a\n\n\n\ndata: b\n\n"),
         fed(b"data:\n\n", b"data: \n\n", why=say("An event may be empty.")),
         fed(b"database: 1\n\n"),
-        fed(b"data\n\ndata: a\n\n"),
         fed(b" data: a\n\ndata: b\n\n"),
     )  # fmt: skip
     Oracle = WholeStream
@@ -493,6 +502,24 @@ class EventReaderExercise(Exercise):
 # ---- 5
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Numbers, about, and None where there is none."""
+
+    values: list
+
+    def accepts(self, value):
+        return isinstance(value, list) and len(value) == len(self.values) and not self.wrong(value)
+
+    def wrong(self, value):
+        """The places of what is wrong."""
+        return [i for i, (mine, theirs) in enumerate(zip(self.values, value, strict=True))
+                if not (theirs is None if mine is None else Approx(mine).accepts(theirs))]  # fmt: skip
+
+    def __str__(self):
+        return "(" + ", ".join("None" if value is None else f"about {value:.6g}" for value in self.values) + ")"
+
+
 def scrape(*values):
     return list(map(float, values))
 
@@ -527,8 +554,7 @@ class Between(Exercise):
 
         def between(self, before, after, seconds):
             tokens, total, count, hits, queries = (b - a for a, b in zip(before, after, strict=True))
-            share = [Approx(x / y) if y else None for x, y in ((total, count), (hits, queries))]
-            return [Approx(tokens / seconds), *share]
+            return Figures([tokens / seconds, *(x / y if y else None for x, y in ((total, count), (hits, queries)))])
 
     def traces(self):
         number = st.integers(0, 400)
@@ -556,21 +582,17 @@ class Between(Exercise):
         if not isinstance(got, list) or len(got) != 3:
             return say("Return three things: tokens a second, the mean time to the first token, the share found.")
         names = say("tokens a second"), say("the mean time to the first token"), say("the share found")
-        wrong = next(i for i, (e, g) in enumerate(zip(expected, got, strict=True)) if not self._fits(e, g))
+        wrong = expected.wrong(got)[0]
         totals = op[2][0] / op[3], op[2][1] / op[2][2] if op[2][2] else None, op[2][3] / op[2][4] if op[2][4] else None
         if got[wrong] is not None and got[wrong] == totals[wrong] and any(op[1]):
             return say("{what}: these are the totals since the server's start. What happened in the interval is the "
                        "difference of the two scrapes.", what=names[wrong])  # fmt: skip
-        if expected[wrong] is None:
+        if expected.values[wrong] is None:
             return say("{what}: nothing of it fell into the interval, so there is no such figure: None, and not 0.",
                        what=names[wrong])  # fmt: skip
         if got[wrong] is None:
             return say("{what}: there is one. 0 is a figure, too.", what=names[wrong])
         return say("{what} is wrong: which rise is divided by which?", what=names[wrong])
-
-    @staticmethod
-    def _fits(expected, got):
-        return got is None if expected is None else expected.accepts(got)
 
     def explain_error(self, op, expected, error, message):
         if error == "ZeroDivisionError":

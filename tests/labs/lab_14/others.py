@@ -392,9 +392,13 @@ class EventReader:
         "the end is an end": _changed(_EVENTS, "        return found", "        if self.lines:\n            found.append("
                                       '"\\n".join(self.lines))\n            self.lines = []\n        return found'),
         "bytes": _changed(_EVENTS, 'found.append("\\n".join(self.lines))', 'found.append("\\n".join(self.lines).encode())'),
+        "the rest is stripped": _changed(_DECODER, "while ", "self.text = self.text.strip(' ')\n        while "),
+        "a comment ends an event": _changed(_DECODER, 'field == "" and colon == ""', 'field == ""'),
+        "a bare name ends an event": _changed(_DECODER, 'field == "" and colon == ""', 'colon == ""'),
         "stops at DONE": _changed(_EVENTS, 'elif line[:5] == "data:":', 'elif line[:5] == "data:" and "[DONE]" not in line:'),
     },
     "between": {
+        "two figures": _changed(_BETWEEN, "return tokens / seconds, ttft, share", "return tokens / seconds, ttft"),
         "totals": _changed(_BETWEEN, 'after["vllm:" + name] - before["vllm:" + name]', 'after["vllm:" + name]'),
         "mean of the totals": _changed(_BETWEEN, "ttft = total / count",
                                        'ttft = after["vllm:" + names[1]] / after["vllm:" + names[2]]'),
