@@ -101,6 +101,8 @@ def _flat_batch(result, seqs, block_size) -> str | None:
         if getattr(result, name, None) != wanted:
             return f"returned a batch whose {name} is {getattr(result, name, None)!r}: it must be {wanted} here"
     return None
+
+
 def _text(result, *args) -> str | None:
     return None if isinstance(result, str) else f"returned {result!r:.60}: return text (str), \"\" if there is none"
 
