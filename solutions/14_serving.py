@@ -764,9 +764,9 @@ picture(figure, f"Three panels over {seconds:.1f} seconds. {len(visits)} clients
 # Now with your two functions:
 
 # %%
-buckets_name = "vllm:time_to_first_token_seconds"
 from kvlab.serve.reading import buckets
 
+buckets_name = "vllm:time_to_first_token_seconds"
 tokens_a_second, ttft, hit_rate = lab.best("between")(before, after, seconds)
 risen = {name: after[name] - before[name] for name in after}
 p95 = p(0.95, buckets(risen, buckets_name))
@@ -777,10 +777,17 @@ print(f"as the clients saw it: mean {1000 * sum(at_clients) / len(at_clients):.0
       f"P95 {1000 * at_clients[int(0.95 * (len(at_clients) - 1))]:.0f} ms")
 
 # %% [markdown]
-# The clients see more than the server says. Between the two lies the way of the bytes, and here also the queue for the
-# one Python interpreter that they share with the server. And P95 from buckets is only as fine as the buckets are: look at
-# their bounds around it.
-#
+# On average the clients wait a bit longer than the server says. Between the two lies the way of the bytes, and here also
+# the queue for the one Python interpreter that they share with the server. And P95 from buckets is only as fine as the
+# buckets are: it may lie on either side of the true one, anywhere in the same bucket. These are the bounds:
+
+# %%
+found = buckets(risen, buckets_name)
+lower = max((bound for bound, _ in found if bound < p95), default=0.0)
+upper = min(bound for bound, _ in found if bound >= p95)
+print(f"P95 of {1000 * p95:.0f} ms lies in the bucket from {1000 * lower:.0f} to {1000 * upper:.0f} ms")
+
+# %% [markdown]
 # ### Little's law (利特尔法则)
 #
 # How many requests are in the system, on average? There is a law of three words, and it holds for every system in which
@@ -831,8 +838,8 @@ told = "; ".join(f"{n} clients: {rate:,.0f} tokens a second, {wait:.2f} s a requ
 picture(figure, f"Tokens a second and seconds a request over the number of clients. {told}.")
 
 # %% [markdown]
-# From one client to two, the tokens a second nearly double: in a step, the second sequence costs little (that was lab
-# 00 and lab 07). Towards the seats, less is gained each time. Beyond the seats, nothing is: those who come on top only
+# If nothing else runs on your machine, the tokens a second nearly double from one client to two: in a step, the second
+# sequence costs little (that was lab 00 and lab 07). Towards the seats, less is gained each time. Beyond the seats, nothing is: those who come on top only
 # wait, and the seconds for each request grow. (Here something may even be lost, since clients and server share one
 # Python interpreter.) This bend is what **saturation** (饱和) means. Little's law says the rest: at a fixed rate, more
 # inside means longer stays.

@@ -20,7 +20,7 @@ def server():
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kvlab-")]
+    return [thread for thread in threading.enumerate() if thread.name in ("kvlab-server", "kvlab-engine")]
 
 
 def test_it_serves_and_counts(server):
