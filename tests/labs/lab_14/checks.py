@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvlab.grade import Approx, AtMost, Exercise, LabInfo, Trace, calls, say, walks
 
-LAB = LabInfo(title=say("Serving"), sections="PAV 3.1, 5, 6; L33 3.1", before=("03", "07"))
+LAB = LabInfo(title=say("Serving"), sections="PAV 3.1, 5, 6", before=("03", "07"))
 READING = "kvlab.serve.reading:"
 TEXT = "kvlab.engine.text:"
 CHARACTERS = st.sampled_from("ab é块表🙂")
