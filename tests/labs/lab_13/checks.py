@@ -177,6 +177,7 @@ class Sample(Exercise):
     ours = {"sample": STEPS + "sample"}
     part = {"sampler": "sample"}
     driver = "DrawDriver"
+    num_random = 120
     hints = (
         say("Temperature 0 first, for nothing can be divided by it. Then weights, then keep, then pick. pick answers with a "
             "place among what it was given: which token is that?"),
@@ -203,9 +204,16 @@ class Sample(Exercise):
                                                                              "is token 3.")),
         Trace((), (("sample", [1.0, 1.0, 1.0, 1.0], 1.0, 2, 1.0, 0.75),)),
         Trace((), (("sample", [0.0, 3.0, 1.0, 2.0], 1.0, 0, 0.7, 0.9),)),
-        Trace((), (("sample", [0.0, 3.0, 1.0, 2.0], 3.0, 0, 0.7, 0.9),), why=say("Temperature first, then top-p: it is the "
+        Trace((), (("sample", [0.0, 3.0, 1.0, 2.0], 3.0, 0, 0.7, 0.6),), why=say("Temperature first, then top-p: it is the "
                                                                              "heated weights whose share counts.")),
         Trace((), (("sample", [0.0, 1.0, 2.0, 3.0], 1.0, 3, 0.95, 0.05),)),
+        Trace((), (("sample", [0.0, 0.25, 0.5, 0.75], 1.0, 0, 0.5, 0.0625),), why=say("The two likeliest reach a half: tokens 2 "
+                                                                                  "and 3 are left.")),
+        Trace((), (("sample", [1.386, 1.099, 0.0], 1.0, 2, 0.5625, 0.9),), why=say("Top-k first: of what it leaves, token 0 has "
+                                                                               "more than 0.5625.")),
+        Trace((), (("sample", [0.0, -3.5], 1.0, 0, 1.0, 0.99),), why=say("Unlikely is not never.")),
+        Trace((), (("sample", [-INF, 1.0, 2.0], 1.0, 0, 1.0, 0.0),), why=say("Uniform 0, and token 0 is banned.")),
+        Trace((), (("sample", [2.0, 2.0, 2.0, 2.0], 1.0, 0, 1.0, 0.5),), why=say("Four equal pieces: 0.5 begins the third.")),
     )  # fmt: skip
 
     class Oracle:
@@ -219,8 +227,9 @@ class Sample(Exercise):
                 heat = Decimal(temperature)
                 top = Decimal(max(logits))
                 weights = [Decimal(0) if x == -INF else ((Decimal(x) - top) / heat).exp() for x in logits]
+                shifts = ("0",) if set(weights) <= {0, 1} and top_p == 1 else ("-1e-12", "0", "1e-12")
                 found = {self._draw(weights, logits, top_k, Decimal(top_p) + shift, Decimal(uniform) + shift)
-                         for shift in (Decimal("-1e-12"), Decimal(0), Decimal("1e-12"))}  # fmt: skip
+                         for shift in map(Decimal, shifts)}  # fmt: skip
             found.discard(None)
             return found.pop() if len(found) == 1 else OneOf(tuple(sorted(found)))
 
@@ -239,8 +248,9 @@ class Sample(Exercise):
                     return i
 
     def traces(self):
-        logits = st.lists(st.integers(-12, 12).map(lambda n: n / 4) | st.just(-INF), min_size=1, max_size=7)
-        heats = st.sampled_from([0, 0.25, 0.5, 1.0, 1.5, 3.0])
+        some = st.sampled_from([n / 8 for n in range(-12, 13)] + [-INF])
+        logits = st.lists(some, min_size=3, max_size=7)
+        heats = st.sampled_from([0.5, 1.0, 1.5, 3.0, 0])
         return calls("sample", logits.filter(lambda x: max(x) > -INF), heats, st.integers(0, 8),
                      st.sampled_from([1.0, 0.95, 0.9, 0.7, 0.5, 0.2]), st.integers(0, 63).map(lambda n: n / 64))  # fmt: skip
 
