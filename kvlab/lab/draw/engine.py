@@ -59,10 +59,11 @@ def steps(found: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> An
     return figure
 
 
-def memory(plans: Mapping[str, Mapping[str, float]], total: float, promised: float) -> Any:
+def memory(plans: Mapping[str, Mapping[str, float]], total: float,
+           promised: Sequence[float]) -> Any:  # fmt: skip
     """A figure: for each plan its bytes in GB, one on the other, as they are in the worst step, against two lines.
 
-    plans: name -> {part: GB}. total: GB of the GPU. promised: GB that the plan may use (utilisation times total).
+    plans: name -> {part: GB}. total: GB of the GPU. promised: GB that each plan may use (utilisation times total).
     """
     import matplotlib.pyplot as plt
 
@@ -77,29 +78,28 @@ def memory(plans: Mapping[str, Mapping[str, float]], total: float, promised: flo
         told = f"{left:.2f} GB" + (f"\n{over:.2f} too many" if over > 0 else "")
         ax.text(max(left, total) + 0.01 * total, y, told, va="center", fontsize=10,
                 fontweight="bold" if over > 0 else "normal")  # fmt: skip
-    ax.axvline(promised, color=INK, linewidth=1.4, linestyle=":")
+        ax.plot([promised[y]] * 2, [y - 0.45, y + 0.45], color=INK, linewidth=2, linestyle=":")
     ax.axvline(total, color=RED, linewidth=2.4)
     ax.set_yticks(range(len(plans)), list(plans), fontsize=10)
-    ax.set(xlim=(0, 1.2 * total), ylim=(len(plans) - 0.5, -0.5),
-           xlabel=f"GB in the worst step; dotted: {promised:.1f} promised; thick: {total:.0f} there are")  # fmt: skip
+    ax.set(xlim=(0, 1.26 * total), ylim=(len(plans) - 0.5, -0.5),
+           xlabel=f"GB in the worst step; dotted: what was promised; thick: the {total:.0f} that there are")  # fmt: skip
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=10)
     return figure
 
 
-def ladder(rows: Mapping[str, Any], columns: Mapping[str, str], title: str,
-           formats: Sequence[str] | None = None) -> Any:  # fmt: skip
+def ladder(rows: Mapping[str, Any], columns: Mapping[str, str], title: str) -> Any:
     """A figure: one small bar chart for each of `columns` (attribute of a row -> heading), a bar for each rung."""
     import matplotlib.pyplot as plt
 
     size = 9.5, 0.42 * len(rows) + 1.2
     figure, axes = plt.subplots(1, len(columns), figsize=size, layout="constrained", sharey=True)
-    for ax, (name, heading), form in zip(axes, columns.items(), formats or ["{:,.3g}"] * len(columns), strict=True):
+    for ax, (name, heading) in zip(axes, columns.items(), strict=True):
         values = [getattr(row, name) for row in rows.values()]
         for y, value in enumerate(values):
             colour, hatch = LOOKS[y]
             ax.barh(y, value, 0.66, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.9)
-            ax.text(value + 0.03 * max(values), y, form.format(value), va="center", fontsize=9.5)
+            ax.text(value + 0.03 * max(values), y, f"{value:,.0f}" if value >= 100 else f"{value:.3g}", va="center", fontsize=9.5)
         ax.set_title(heading, loc="left", fontsize=10)
         ax.set(xlim=(0, 1.42 * max(values)), ylim=(len(rows) - 0.5, -0.5))
         ax.set_xticks([])
