@@ -436,7 +436,7 @@ for share in (0.92, 0.98):
         plans[key] = {"weights": seven.weight_bytes() / GB, "K and V": blocks * BLOCK / GB, "activations": bad / GB}
         over[key] = sum(plans[key].values()) - 24
         print(f"profiled with the {name:12} at {share}: {blocks:5,} blocks, "
-              f"{'%.2f GB too many' % over[key] if over[key] > 0 else 'fits'} when the worst step comes")
+              f"{f'{over[key]:.2f} GB too many' if over[key] > 0 else 'fits'} when the worst step comes")
 
 # %% fold="yes"
 picture(draw.memory(plans, 24, [24 * share for share in (0.92, 0.92, 0.98, 0.98)]),
@@ -460,7 +460,7 @@ picture(draw.memory(plans, 24, [24 * share for share in (0.92, 0.92, 0.98, 0.98)
 # | + chunks | a prompt is computed in pieces beside the decodes | 08 |
 # | + prefix cache | what somebody has computed is found | 05, 06 |
 #
-# The requests are 24 chats of the demo. The engine runs your `step` and your `sample` on every rung, and the answers must
+# The requests are 24 chats with long answers and short ones. The engine runs your `step` and your `sample` on every rung, and the answers must
 # be the same on all of them.
 
 # %%
@@ -551,6 +551,7 @@ result = lab.run_engine(num_requests=10, num_gpu_blocks_override=32, max_tokens=
 
 # %%
 from kvlab.engine.engine_steps import alone  # noqa: F401
+
 
 # %% ex="careful_execute"
 def careful_execute(runner, output):

@@ -43,7 +43,8 @@ def test_a_step_is_cut_into_stages_that_fill_it():
 
 
 def test_memory_that_is_missing_is_told():
-    figure = draw.memory({"worst": {"weights": 15, "K and V": 6}, "average": {"weights": 15, "K and V": 10}}, 24, [22, 23])
+    plans = {"worst": {"weights": 15, "K and V": 6}, "average": {"weights": 15, "K and V": 10}}
+    figure = draw.memory(plans, 24, [22, 23])
     assert texts(figure.axes[0]) == ["21.00 GB", "25.00 GB\n1.00 too many"]
 
 

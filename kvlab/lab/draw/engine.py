@@ -82,10 +82,14 @@ def memory(plans: Mapping[str, Mapping[str, float]], total: float,
     ax.axvline(total, color=RED, linewidth=2.4)
     ax.set_yticks(range(len(plans)), list(plans), fontsize=10)
     ax.set(xlim=(0, 1.26 * total), ylim=(len(plans) - 0.5, -0.5),
-           xlabel=f"GB in the worst step; dotted: what was promised; thick: the {total:.0f} that there are")  # fmt: skip
+           xlabel=f"GB in the worst step; dotted: promised; thick: the {total:.0f} there are")  # fmt: skip
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=10)
     return figure
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def ladder(rows: Mapping[str, Any], columns: Mapping[str, str], title: str) -> Any:
@@ -99,7 +103,7 @@ def ladder(rows: Mapping[str, Any], columns: Mapping[str, str], title: str) -> A
         for y, value in enumerate(values):
             colour, hatch = LOOKS[y]
             ax.barh(y, value, 0.66, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.9)
-            ax.text(value + 0.03 * max(values), y, f"{value:,.0f}" if value >= 100 else f"{value:.3g}", va="center", fontsize=9.5)
+            ax.text(value + 0.03 * max(values), y, _short(value), va="center", fontsize=9.5)
         ax.set_title(heading, loc="left", fontsize=10)
         ax.set(xlim=(0, 1.42 * max(values)), ylim=(len(rows) - 0.5, -0.5))
         ax.set_xticks([])

@@ -7,21 +7,21 @@
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from kvlab.config import EngineConfig
 from kvlab.costs import GPUCost
-from kvlab.demo.race import fits, one_thread
-from kvlab.demo.workload import make_jobs
 from kvlab.parts import Parts
 from kvlab.sampling_params import SamplingParams
 from kvlab.sim import Poisson, Simulator, Workload, make_workload
 from kvlab.sim.result import quantiles
 from kvlab.sim.workload import NS, Lognormal
 from kvlab.sizing import GB, model_shape, num_gpu_blocks
+from kvlab.tiny import load_glossary
 
 ASKED = "Question: Why does paging help?\nAnswer:"
 OTHERS = ("What is a block table?", "Why is a pool full?", "The scheduler", "Tell me more about the free queue.")
@@ -33,8 +33,21 @@ def _llm(parts: Parts | None = None, **options: Any) -> Any:
     return LLM("tiny", parts=parts, device="cpu", **{"block_size": 16, "max_model_len": 384} | options)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one CPU thread, so that the model's small steps do not wait for one another's threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Reply(NamedTuple):
-    """A seeded request's answer. chunks: steps over which its prompt was computed the first time."""
+    """A seeded request's answer. preempted: how often it had to give way."""
 
     text: str
     tokens: list[int]
@@ -195,16 +208,24 @@ def _options(rung: str, whole_prompt: int) -> dict[str, Any]:
     return {**options, "max_num_batched_tokens": whole_prompt // 4 if chunked else whole_prompt}
 
 
+def _fits(request: Any, room: Any) -> bool:
+    return room.needed <= room.free
+
+
 def _parts(rung: str, parts: Parts | None) -> Parts:
     """A reservation never grows, so spare blocks would only hold it back."""
-    return (parts or Parts()) | (Parts(may_resume=fits) if rung == "contiguous" else Parts())
+    return (parts or Parts()) | (Parts(may_resume=_fits) if rung == "contiguous" else Parts())
 
 
 def climb(rung: str, parts: Parts | None = None, blocks: int = 96) -> tuple[Row, dict[str, list[int]]]:
-    """The demo's 24 requests, all at once, on one rung of the engine: what was measured, and every answer's tokens."""
+    """24 chats, long answers and short, all at once, on one rung: what was measured, and every answer's tokens."""
     llm = _llm(_parts(rung, parts), num_gpu_blocks_override=blocks + 1, max_num_seqs=24, **_options(rung, 384))
     scheduler, size = llm.engine.scheduler, llm.config.block_size
-    requests = [llm.add_request(job.prompt_token_ids, job.params) for job in make_jobs(llm.tokenizer)]
+    requests = []
+    for i, entry in enumerate(load_glossary()[:24]):
+        prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": entry["question"]}])
+        params = SamplingParams(temperature=0.8, seed=i, n=3 if i == 5 else 1, max_tokens=(96, 12, 64, 8)[i % 4])
+        requests.append(llm.add_request(prompt, params))
     came: dict[str, list[float]] = {}
     answers: dict[str, list[int]] = {}
     running, owned, filled = 0, 0, 0
