@@ -93,7 +93,9 @@ class LLM:
         runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len, layout)
         if config.device != "cpu":
             runner.warm_up(config.max_num_batched_tokens)
-        self.engine = EngineCore(scheduler, runner)
+        if parts is not None and (sampler := parts.row_sampler()) is not None:
+            runner.sampler = sampler
+        self.engine = EngineCore(scheduler, runner, *(() if parts is None else (parts.one_step,)))
         self._ids = itertools.count()
         texts = {} if parts is None else parts.text_makers
         self.processor = OutputProcessor(self.tokenizer, scheduler, **texts)

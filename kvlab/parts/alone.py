@@ -2,6 +2,7 @@
 
     attention     NumPy; labs 10 and 11                     softmax, one head after the other
     rms_norm, rope, attend, flat_batch     torch; lab 12    the same in loops, and nothing that is handed in may change
+    sampler       NumPy; lab 13                             a walk along the tokens
     detokenizer, stop_checker     lab 14                    bytes, and characters, one after the other
 
 Each check raises, with what is wrong, or returns. What they need is imported when they run: other parts do without.
@@ -117,6 +118,21 @@ def _flat_batch(flat_batch: Callable) -> None:
             assert row[: len(block_ids)] == block_ids, f"row {i} of block_tables is {row} for the blocks {block_ids}"
 
 
+def _sampler(sampler: Callable) -> None:
+    import numpy as np
+
+    weights = 1, 4, 2, 4, 0, 5
+    # (temperature, top_k, top_p) -> the token ids that may be drawn
+    for options, kept in {(1.0, 0, 1.0): range(6), (1.0, 2, 1.0): (1, 5), (1.0, 0, 0.6): (1, 3, 5),
+                          (0.0, 0, 1.0): (5,)}.items():  # fmt: skip
+        for uniform in (eighth / 8 + 0.01 for eighth in range(8)):
+            with np.errstate(divide="ignore"):
+                got = sampler(np.log(np.array(weights, np.float64)), *options, uniform)
+            target, total = uniform * sum(weights[i] for i in kept), 0
+            want = next(i for i in kept if (total := total + weights[i]) > target)
+            assert got == want, f"{options}, uniform {uniform}: token {got}, and {want} is right"
+
+
 def _detokenizer(detokenizer: Callable) -> None:
     """A token is a byte: every character of more than one byte comes in parts, and the last one never ends."""
     whole = "a\u5757\U0001f642b".encode()
@@ -150,6 +166,7 @@ ALONE: dict[str, tuple[str, Callable[[Callable], None]]] = {  # part -> what it 
     "rope": ("three tokens of two heads", _rope),
     "attend": ("chunks and decodes in pages of two tokens", _attend),
     "flat_batch": ("a decode, and four sequences at once", _flat_batch),
+    "sampler": ("six tokens, eight numbers", _sampler),
     "detokenizer": ("a token a byte", _detokenizer),
     "stop_checker": ("two stop strings, a character at a time", _stop_checker),
 }

@@ -6,11 +6,12 @@ from typing import Any
 from kvlab import sizing
 from kvlab.blocks import BlockPool
 from kvlab.config import EngineConfig
-from kvlab.engine.core import EngineCore, Runner
+from kvlab.engine.core import EngineCore, Runner, step
 from kvlab.events import Recorder
 from kvlab.manager import KVCacheManager
 from kvlab.parts.guard import guard_class, guard_function
 from kvlab.parts.kinds import KINDS
+from kvlab.parts.step import guard_step
 from kvlab.schedule import Policies, Scheduler
 from kvlab.schedule.scheduler import make_manager
 from kvlab.sim import SlotEchoRunner
@@ -32,9 +33,11 @@ class Parts:
     attention: as kvlab.standin.decode.paged_attention; decodes on a CPU (labs 10, 11).
     rms_norm, rope, attend, flat_batch: torch functions, described in kvlab.parts.kinds (lab 12). Beside `attention`,
         `attend` computes the chunks only.
-    These five need a model: slot-echo has no place for them.
-    detokenizer, stop_checker: classes (decode) and (stop, include_stop) as those of kvlab.engine.text (lab 14). They
-    make text, and slot-echo has none.
+    step: as kvlab.engine.core.step; who fails in a step stays ours to find (lab 13).
+    sampler: function (logits, temperature, top_k, top_p, uniform) -> token id, for one row: logits is a NumPy array
+        of float64 [vocab]; temperature 0 is greedy, top_k 0 and top_p 1 are off (lab 13).
+    detokenizer, stop_checker: classes (decode) and (stop, include_stop) as those of kvlab.engine.text (lab 14).
+    attention, the four of lab 12, sampler and the two of lab 14 need a model: slot-echo has no place for them.
     """
 
     sizing: Any = None
@@ -54,8 +57,10 @@ class Parts:
     rope: Any = None
     attend: Any = None
     flat_batch: Any = None
+    sampler: Any = None
     detokenizer: Any = None
     stop_checker: Any = None
+    step: Any = None
 
     def __post_init__(self):
         for name, value in self.replaced.items():
@@ -123,6 +128,20 @@ class Parts:
         """`flat_batch`, with which the runner lays out a step; None if it is not replaced."""
         return self._guarded(("flat_batch",)).get("flat_batch")
 
+    def row_sampler(self) -> Any:
+        """A sampler for the runner that asks `sampler` for each row; None if it is not replaced."""
+        function = self._guarded(("sampler",)).get("sampler")
+        if function is None:
+            return None
+        from kvlab.engine.part_sampler import PartSampler  # needs torch
+
+        return PartSampler(function)
+
+    @property
+    def one_step(self) -> Any:
+        """The step function of EngineCore: `step`, watched, or ours."""
+        return step if self.step is None else guard_step(self.step, KINDS["step"].complaint)
+
     @property
     def text_makers(self) -> dict[str, Any]:
         """What the OutputProcessor is to make texts with, where it is not ours."""
@@ -145,7 +164,7 @@ class Parts:
         if runner is None:
             runner = SlotEchoRunner(config.num_gpu_blocks_override, config.block_size,
                                     config.num_cpu_blocks_override or 0)  # fmt: skip
-        return EngineCore(scheduler, runner)
+        return EngineCore(scheduler, runner, self.one_step)
 
 
 def _reporting(pool: type) -> type:

@@ -166,6 +166,17 @@ def _pair(result, pool, table, index) -> str | None:
     return None
 
 
+def _outputs(result, *args) -> str | None:
+    fits = isinstance(result, list) and all(hasattr(one, "new_token_ids") for one in result)
+    return None if fits else f"returned {result!r:.60}: return the list that update_from_output() gave"
+
+
+def _token(result, logits, *args) -> str | None:
+    if type(result) is not int:
+        return f"returned {result!r}: return one of Python's whole numbers (int)"
+    return None if 0 <= result < len(logits) else f"returned {result}: token ids are 0 to {len(logits) - 1}"
+
+
 # ---- the table
 
 
@@ -242,6 +253,8 @@ KINDS: dict[str, Kind] = {
     "rope": Kind("12", ("x", "positions", "theta"), complaint=_like_first),
     "attend": Kind("12", ("q", "kv", "block_table", "seq_len"), complaint=_like_first),
     "flat_batch": Kind("12", ("seqs", "block_size"), complaint=_flat_batch),
+    "sampler": Kind("13", ("logits", "temperature", "top_k", "top_p", "uniform"), complaint=_token),
     "detokenizer": Kind("14", ("decode",), {"add": _text}),
     "stop_checker": Kind("14", ("stop", "include_stop"), {"add": _text_and_stop}),
+    "step": Kind("13", ("scheduler", "runner"), complaint=_outputs),
 }  # fmt: skip

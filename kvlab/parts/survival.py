@@ -78,7 +78,11 @@ SMALLEST: dict[str, tuple[Smallest, ...]] = {
     "choose_victim": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "swap_or_recompute": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "may_resume": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
-    **dict.fromkeys(ALONE, ()),  # slot-echo has no place for them: they are called by themselves
+    **dict.fromkeys(ALONE, ()),  # need a model, which slot-echo is not: they are called by themselves
+    "step": (
+        Smallest("three samples of one prompt", 12, _PLAIN, (_ask(5, 4, n=3),)),
+        Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),
+    ),
 }  # fmt: skip
 
 

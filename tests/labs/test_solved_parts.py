@@ -20,6 +20,7 @@ OF_LAB = {  # lab -> the parts that it must give
     "10": {"attention"},
     "11": {"attention"},
     "12": {"rms_norm", "rope", "attend", "flat_batch"},
+    "13": {"step", "sampler"},
     "14": {"detokenizer", "stop_checker"},
 }
 

@@ -1,5 +1,6 @@
 """Parts: ours, other designs and broken ones through their smallest configurations; and what is said when one fails."""
 
+import math
 import re
 from dataclasses import fields, replace
 
@@ -10,6 +11,7 @@ from kvlab import sizing
 from kvlab.arena import ContiguousArena
 from kvlab.blocks import BlockPool, BlockPoolBase, BlockTable, FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, sharing
 from kvlab.config import EngineConfig
+from kvlab.engine.core import step
 from kvlab.engine.text import Detokenizer, StopChecker
 from kvlab.events import Recorder
 from kvlab.model import batch, layers, plain
@@ -19,6 +21,28 @@ from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Policies, Request
 from kvlab.schedule import policies as ours
 from kvlab.standin.decode import paged_attention
+
+
+def sample(logits, temperature, top_k, top_p, uniform):
+    """In plain Python, one token after the other."""
+    ranks = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    if temperature == 0:
+        return ranks[0]
+    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+    if top_k:
+        ranks = ranks[:top_k]
+    if top_p < 1:
+        total, wanted = 0.0, top_p * sum(weights[i] for i in ranks)
+        for end, i in enumerate(ranks):  # noqa: B007
+            total += weights[i]
+            if total >= wanted:
+                break
+        ranks = ranks[: end + 1]
+    total, target = 0.0, uniform * sum(weights[i] for i in sorted(ranks))
+    for token in sorted(ranks):
+        total += weights[token]
+        if total > target:
+            return token
 
 
 class Arena(ContiguousArena):
@@ -32,7 +56,8 @@ OURS = {
     "admit": ours.admit, "plan_tokens": ours.plan_tokens, "choose_victim": ours.choose_victim,
     "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume, "attention": paged_attention,
     "rms_norm": layers.rms_norm, "rope": plain.rope, "attend": plain.attend, "flat_batch": batch.flat_batch,
-    "detokenizer": Detokenizer, "stop_checker": StopChecker,
+    "sampler": sample,
+    "detokenizer": Detokenizer, "stop_checker": StopChecker, "step": step,
 }  # fmt: skip
 
 
@@ -209,6 +234,7 @@ OTHERS = {
     "choose_victim": lambda running, needy, gain: needy,
     "swap_or_recompute": lambda request, blocks, free: "recompute",
     "may_resume": lambda request, room: room.needed + room.promised + request.num_preemptions <= room.free,
+    "step": lambda scheduler, runner: [*step(scheduler, runner)], "sampler": sample,
 }  # fmt: skip
 
 
@@ -335,6 +361,20 @@ BROKEN = {
         batch.flat_batch(*args), slot_mapping=batch.flat_batch(*args).positions), r"slot_mapping is \[0\] and must be"),
     "batch: every row is a decode": ("flat_batch", lambda *args: replace(
         batch.flat_batch(*args), num_decodes=len(args[0])), "num_decodes is 4: it must be 2 here"),
+    "step: nobody is told": ("step", lambda scheduler, runner: runner.execute(scheduler.schedule()) and [],
+                             r"never called update_from_output\(\)"),
+    "step: forgotten return": ("step", lambda *args: step(*args) and None, "returned None: return the list"),
+    "step: twice": ("step", lambda *args: step(*args) + step(*args), r"called schedule\(\) after update_from_output"),
+    "step: the wrong way round": ("step", lambda scheduler, runner: (lambda o: scheduler.update_from_output(
+        runner.execute(o), o))(scheduler.schedule()), r"gave update_from_output\(\) something else"),
+    "step: a copy of what was sampled": ("step", lambda scheduler, runner: (lambda o: scheduler.update_from_output(
+        o, dict(runner.execute(o))))(scheduler.schedule()), r"gave update_from_output\(\) something else"),
+    "step: computes before it decides": ("step", lambda scheduler, runner: runner.execute(None),
+                                         r"called execute\(\) first"),
+    "sampler: forgotten return": ("sampler", lambda *args: None, "returned None: return one of Python's whole numbers"),
+    "sampler: the likeliest": ("sampler", lambda logits, *args: int(logits.argmax()), "token 5, and 0 is right"),
+    "sampler: of no vocabulary": ("sampler", lambda *args: 6, "token ids are 0 to 5"),
+    "sampler: by rank": ("sampler", lambda logits, t, k, p, u: int((-logits).argsort()[int(u * 5)]), "is right"),
     "text: each token alone": ("detokenizer", type("Alone", (), {
         "__init__": lambda s, decode: setattr(s, "decode", decode),
         "add": lambda s, token_ids, final=False: s.decode(token_ids)}), r"it has shown 'a.+' and not 'a'"),
@@ -427,6 +467,49 @@ def test_an_error_of_our_own_below_a_part_keeps_its_words():
     (outcome,) = survive(Parts(fork=greedy))
     assert "your part `fork` raised OutOfBlocks in greedy: 1000 blocks asked for" in outcome.message
     assert isinstance(outcome.error.__cause__, OutOfBlocks)
+
+
+def test_an_engines_own_error_inside_a_step_is_not_the_steps():
+    """Nor can a step hide it; and a request that fails alone is taken out below it."""
+
+    def hides(scheduler, runner):
+        try:
+            return step(scheduler, runner)
+        except Exception:
+            return []
+
+    class Runner:
+        def execute(self, output):
+            if any(request.request_id == "bad" for request, _ in output.scheduled):
+                raise ZeroDivisionError("in the forward")
+            return {request.request_id: [1] for request, _ in output.scheduled}
+
+    def ended(parts):
+        core = parts.make_engine(EngineConfig(num_gpu_blocks_override=9), Runner())
+        for name in ("good", "bad"):
+            core.add_request(Request(name, [1, 2], SamplingParams(max_tokens=2)))
+        found = {}
+        while core.has_unfinished_requests():
+            found |= {o.request.request_id: o.request.error for o in core.step() if o.finish_reason}
+        return found
+
+    for one in (None, step, hides, lambda s, r: step(scheduler=s, runner=r)):
+        assert ended(Parts(step=one)) == {"good": None, "bad": "ZeroDivisionError: in the forward"}
+    with pytest.raises(PartError, match="your part `admit` raised KeyError"):
+        ended(Parts(step=hides, admit=raising))
+    core = Parts(step=hides, admit=lambda *args: False).make_engine(EngineConfig(num_gpu_blocks_override=9))
+    core.add_request(Request("a", [1, 2], SamplingParams(max_tokens=2)))
+    with pytest.raises(RuntimeError, match="stuck: 1 requests wait"):
+        core.step()
+
+
+def by_name(scheduler, runner):
+    output = scheduler.schedule()
+    return scheduler.update_from_output(sampled=runner.execute(output=output), output=output)
+
+
+def test_a_step_may_name_its_arguments():
+    assert failures(Parts(step=by_name)) == []
 
 
 @pytest.mark.parametrize("pool", [PoolThatEvicts, mine(BlockPool)])

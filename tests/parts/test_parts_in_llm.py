@@ -5,7 +5,7 @@ from itertools import accumulate, takewhile
 
 import pytest
 import torch
-from test_parts import OTHERS, ListQueue, mine, raising
+from test_parts import OTHERS, ListQueue, mine, raising, sample
 
 from kvlab import LLM, EngineConfig, Parts, SamplingParams
 from kvlab.engine import memory
@@ -62,6 +62,37 @@ def test_attention_computes_the_decodes(dtype):
     assert asked[-1][1] == (16, 4, 2, 32) and {len(lens) for *_, lens in asked} >= {4}
     with pytest.raises(ValueError, match="use device='cpu' and kv_cache_dtype='float32'"):
         tokens(Parts(attention=attention), kv_cache_dtype="float64")
+
+
+SAMPLED = [
+    SamplingParams(temperature=0, max_tokens=10),
+    SamplingParams(temperature=1.2, top_k=3, seed=1, n=3, max_tokens=10),
+    SamplingParams(temperature=0.8, top_p=0.7, seed=2, max_tokens=10, logprobs=2),
+    SamplingParams(temperature=1.0, min_p=0.2, seed=3, max_tokens=10, presence_penalty=1.0, min_tokens=8),
+]
+
+
+def test_a_sampler_of_ones_own_draws_our_tokens_though_requests_are_preempted():
+    def drawn(parts):
+        llm = LLM("tiny", parts=parts, **OPTIONS)
+        outputs = llm.generate(PROMPTS, SAMPLED)
+        assert llm.stats()["num_preemptions_recompute"] + llm.stats()["num_preemptions_swap"] > 0
+        return [[(c.token_ids, c.logprobs) for c in out.outputs] for out in outputs]
+
+    assert drawn(Parts(sampler=sample, step=OTHERS["step"])) == drawn(None)
+
+
+def test_a_sampler_is_not_asked_where_no_token_can_be_drawn():
+    def broken(*args):
+        raise AssertionError
+
+    llm = LLM("tiny", parts=Parts(sampler=broken), **OPTIONS)
+    llm.engine.runner.model.forward = lambda batch, cache: torch.full((len(batch.logits_indices), 512), float("nan"))
+    (output,) = llm.generate(["Why"], SamplingParams(max_tokens=2))
+    assert "has nan as its highest value" in output.error
+    llm = LLM("tiny", parts=Parts(sampler=broken), **OPTIONS)
+    (output,) = llm.generate(["Why"], SamplingParams(max_tokens=2))
+    assert "your part `sampler` raised AssertionError" in output.error
 
 
 # ---- lab 12: functions as somebody else would write them
