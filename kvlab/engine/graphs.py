@@ -103,17 +103,22 @@ class GraphPool:
         return logits
 
 
-def make_graph_pool(config: EngineConfig, model: CausalLM) -> GraphPool | None:
-    """The graphs of an engine; None without a GPU, with `enforce_eager`, or with an attention backend that waits.
+def graph_sizes(config: EngineConfig, model: CausalLM) -> list[int]:
+    """The batch sizes that an engine captures; none without a GPU, with `enforce_eager`, or if attention waits.
 
-    Backend "torch" does: it reads the lengths on the host to group similar ones. config.max_model_len must be set.
+    That of backend "torch" does: it reads the lengths on the host, to group similar ones.
     """
     backend = model.backend
     compiled = getattr(backend, "graph_safe", False) and not backend.interpreted
     if model.device.type != "cuda" or config.enforce_eager or not compiled:
-        return None
+        return []
     sizes = config.cudagraph_capture_sizes
-    sizes = capture_sizes(config.max_num_seqs) if sizes is None else sizes
+    return capture_sizes(config.max_num_seqs) if sizes is None else sorted(sizes)
+
+
+def make_graph_pool(config: EngineConfig, model: CausalLM) -> GraphPool | None:
+    """The graphs of an engine, none captured yet; None if it captures none. config.max_model_len must be set."""
+    sizes = graph_sizes(config, model)
     return make_pool(CudaGraphs(), sizes, config.max_model_len, model) if sizes else None
 
 

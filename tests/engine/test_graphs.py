@@ -203,7 +203,7 @@ def test_lengths_reach_the_longest_context():
 
 
 def test_the_estimate_of_their_memory_grows_with_what_they_hold():
-    config = ModelConfig("qwen2", 152064, 3584, 18944, 28, 28, 4, 128, 32768)
+    config = ModelConfig("qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768)
     one = graph_bytes(config, torch.bfloat16, [8], 1)
     assert one < graph_bytes(config, torch.bfloat16, [8], 3) < graph_bytes(config, torch.bfloat16, [8, 16], 3)
     assert one > 8 * 152064 * 4
