@@ -221,8 +221,9 @@ class ModelRunner:
         for name, array in more.items():
             arrays[name][...] = array
         self.staging.send()
-        extra = {name: tensors.pop(name) for name in more}
-        return FlatBatch(**tensors, num_decodes=d, max_query_len=max_query_len, max_seq_len=max_seq_len), key, extra
+        extra = {name: tensors[name] for name in more}
+        inputs = {name: tensor for name, tensor in tensors.items() if name not in more}
+        return FlatBatch(**inputs, num_decodes=d, max_query_len=max_query_len, max_seq_len=max_seq_len), key, extra
 
 
 def sample_row(index: int, request: Request, child: int) -> SampleRow:
