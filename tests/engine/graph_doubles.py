@@ -59,9 +59,14 @@ class PaddedTorch(TorchAttention):
         )  # fmt: skip
         return n, super().plan(real, kv_cache) if n else None
 
-    def attend(self, q, k, v, layer_index, metadata):
+    def write(self, k, v, layer_index, metadata):
+        n, inner = metadata
+        if n:
+            super().write(k[:n], v[:n], layer_index, inner)
+
+    def attend(self, q, layer_index, metadata):
         n, inner = metadata
         out = torch.zeros_like(q)
         if n:
-            out[:n] = super().attend(q[:n], k[:n], v[:n], layer_index, inner)
+            out[:n] = super().attend(q[:n], layer_index, inner)
         return out

@@ -24,7 +24,7 @@ def test_the_same_tokens_as_eager_with_forks_hits_chunks_and_preemption(checkpoi
     requests = workload(block_size, n)
     expected = tokens_of(make_engine(*arguments), requests, 3)
     llm = make_engine(*arguments)
-    llm.model.backend = PaddedTorch()
+    llm.model.use(PaddedTorch())
     recalling = put_graphs_on(llm, sizes=(1, 2, 4), lengths=(24, 40, 256))
     poison(llm)
     assert tokens_of(llm, requests, 3) == expected
@@ -47,7 +47,7 @@ def test_every_batch_size_and_only_its_own_slots(checkpoint):
     folder = str(checkpoint("qwen2-tied"))
     expected = [output.outputs[0].token_ids for output in LLM(folder, **options).generate(prompts, params)]
     llm = LLM(folder, **options)
-    llm.model.backend = PaddedTorch()
+    llm.model.use(PaddedTorch())
     put_graphs_on(llm, sizes=(1, 2, 4, 8))
     poison(llm)
     runner, forward, seen = llm.engine.runner, llm.engine.runner.forward, []
@@ -82,7 +82,7 @@ def test_logprobs_and_prompts_that_end_in_a_step_of_one_token(checkpoint):
     for graphs in (False, True):
         llm = LLM(folder, **options)
         if graphs:
-            llm.model.backend = PaddedTorch()
+            llm.model.use(PaddedTorch())
             recalling = put_graphs_on(llm)
         got.append(
             [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in llm.generate(prompts, params)]
@@ -100,7 +100,7 @@ def test_a_step_whose_prompt_is_not_over_has_no_logits_and_may_be_a_graph(checkp
     llm = LLM(str(checkpoint("qwen2-tied")), block_size=4, num_gpu_blocks_override=20, max_num_batched_tokens=1)
     expected = llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].token_ids
     llm = LLM(str(checkpoint("qwen2-tied")), block_size=4, num_gpu_blocks_override=20, max_num_batched_tokens=1)
-    llm.model.backend = PaddedTorch()
+    llm.model.use(PaddedTorch())
     recalling = put_graphs_on(llm)
     assert llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].token_ids == expected
     assert recalling.num_replayed == 5
@@ -108,7 +108,7 @@ def test_a_step_whose_prompt_is_not_over_has_no_logits_and_may_be_a_graph(checkp
 
 def test_when_the_buffer_moves_graphs_are_captured_again(checkpoint):
     llm = LLM(str(checkpoint("qwen2-tied")), dtype="float64", block_size=4, num_gpu_blocks_override=20)
-    llm.model.backend = PaddedTorch()
+    llm.model.use(PaddedTorch())
     recalling = put_graphs_on(llm, sizes=(1,))
     greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     expected = llm.generate([[3, 4, 5]], greedy)[0].outputs[0].token_ids
