@@ -68,7 +68,6 @@ class GraphPool:
         self.sizes, self.lengths = sorted(sizes), sorted(lengths)
         self.logits = logits  # [max(sizes), vocab]: where every graph leaves its result
         self._replays: dict[Key, Callable[[], None]] = {}
-        self._generation = 0
 
     def __len__(self) -> int:
         return len(self._replays)
@@ -82,16 +81,12 @@ class GraphPool:
         length = next((length for length in self.lengths if length >= max_seq_len), None)
         return None if size is None or length is None else (size, length)
 
-    def run(self, key: Key, forward: Callable[[], Tensor], generation: int) -> Tensor:
+    def run(self, key: Key, forward: Callable[[], Tensor]) -> Tensor:
         """Logits [size, vocab] by the graph of `key`; if there is none yet, it is captured from `forward`, which
         makes them.
 
         forward: reads its inputs where each step with this key puts them, and nothing else that changes.
-        generation: of these addresses; with another one than before, all graphs are forgotten.
         """
-        if generation != self._generation:
-            self._replays.clear()
-            self._generation = generation
         logits = self.logits[: key[0]]
         if key not in self._replays:
 

@@ -64,7 +64,7 @@ class ModelRunner:
         self.graphs: GraphPool | None = None
         width = cdiv(max_model_len, kv_cache.block_size)
         self.rows = TableRows(max_num_seqs, width)
-        # All seats at full length, and some thousand tokens: a step that needs more makes the buffer grow.
+        # All seats decoding at full length, which graphs must find here, or some thousand tokens of prompts.
         self.staging = StagingBuffer(4 * max_num_seqs * width + (1 << 18), kv_cache.device)
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
@@ -99,7 +99,7 @@ class ModelRunner:
         """Logits of the batch; padded to the bucket if `key` names one."""
         if key is None:
             return self.model.forward(batch, self.kv_cache)
-        return self.graphs.run(key, lambda: self.model.forward(batch, self.kv_cache), self.staging.generation)
+        return self.graphs.run(key, lambda: self.model.forward(batch, self.kv_cache))
 
     @staticmethod
     def _keep_logprobs(logits: Tensor, step: Prepared, rows: list[SampleRow], owners: list[Request],

@@ -27,8 +27,8 @@ class RecallingGraphs:
         def replay():
             self.num_replayed += 1
             self.runner.graphs.logits.fill_(torch.nan)
-            staging = self.runner.staging
-            staging._host[staging._used :].fill_(255)  # NaN as float64, -1 as a whole number
+            for memory in (self.runner.staging.fixed, self.runner.staging.overflow):
+                memory.host[memory.used :].fill_(255)  # NaN as float64, -1 as a whole number
             run()
 
         return replay

@@ -8,6 +8,7 @@ from test_equality import make_engine, run, workload
 from kvlab import LLM, SamplingParams
 from kvlab.config import EngineConfig
 from kvlab.engine.graphs import capture_lengths, capture_sizes, graph_bytes, make_graph_pool
+from kvlab.engine.staging import StagingBuffer
 from kvlab.model.config import ModelConfig
 
 
@@ -106,17 +107,22 @@ def test_a_step_whose_prompt_is_not_over_has_no_logits_and_may_be_a_graph(checkp
     assert recalling.num_replayed == 5
 
 
-def test_when_the_buffer_moves_graphs_are_captured_again(checkpoint):
-    llm = LLM(str(checkpoint("qwen2-tied")), dtype="float64", block_size=4, num_gpu_blocks_override=20)
+def test_a_step_that_brings_too_much_leaves_a_graphs_inputs_where_they_are(checkpoint):
+    """Penalties over long prompts do not fit behind the batch. They go elsewhere, and the graphs stay good."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, repetition_penalty=penalty)
+        for penalty in (1.0, 1.5)
+    ]
+    prompts, options = [list(range(1, 90)), list(range(30, 120))], dict(dtype="float64", num_gpu_blocks_override=20)
+    expected = [o.outputs[0].token_ids for o in LLM(str(checkpoint("qwen2-tied")), **options).generate(prompts, params)]
+    llm = LLM(str(checkpoint("qwen2-tied")), **options)
     llm.model.use(PaddedTorch())
-    recalling = put_graphs_on(llm, sizes=(1,))
-    greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    expected = llm.generate([[3, 4, 5]], greedy)[0].outputs[0].token_ids
-    assert recalling.num_captured == 1
-    staging = llm.engine.runner.staging
-    staging.lay_out({"large": (int, (2 * len(staging._host),))})
-    assert llm.generate([[3, 4, 5]], greedy)[0].outputs[0].token_ids == expected
-    assert recalling.num_captured == 2 and len(llm.engine.runner.graphs) == 1
+    recalling = put_graphs_on(llm, sizes=(2,))
+    runner = llm.engine.runner
+    runner.staging = StagingBuffer(1024, "cpu")
+    assert [o.outputs[0].token_ids for o in llm.generate(prompts, params)] == expected
+    assert runner.staging.overflow.used > 0
+    assert recalling.num_captured == 1 and recalling.num_replayed == 5
 
 
 # --- on interpreted kernels
@@ -139,7 +145,8 @@ def test_kernels_take_padding_and_a_launch_is_the_same_whatever_the_step(checkpo
     put_graphs_on(llm, sizes=(1, 2, 4), lengths=(12, 48))
     if not options.get("kv_cache_dtype"):
         poison(llm)
-    start, stop = runner.staging._host.data_ptr(), runner.staging._host.data_ptr() + len(runner.staging._host)
+    start = runner.staging.fixed.host.data_ptr()
+    stop = start + len(runner.staging.fixed.host)
     launch, forward, launches, by_key = InterpretedFunction.run, runner.forward, [], {}
 
     def recorded(self, *args, grid, warmup=False, **kwargs):
