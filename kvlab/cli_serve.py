@@ -53,6 +53,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.", **FLAG)] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same, of K and V; or int8.", **FLAG)] = None,
     attention_backend: Annotated[str | None, typer.Option(help="auto, torch, triton or naive.", **FLAG)] = None,
+    enforce_eager: Annotated[bool | None, typer.Option(help="Never replay CUDA graphs; off.", **FLAG)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", **FLAG)] = None,
     seed: Annotated[int | None, typer.Option(help="Where the seeds of requests without one come from.", **FLAG)] = None,
 ) -> None:
@@ -81,6 +82,7 @@ def serve(
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention_backend,
+        "enforce_eager": enforce_eager,
         "device": device,
         "seed": seed,
         "parts": parts_of(with_) if with_ else None,

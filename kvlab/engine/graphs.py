@@ -14,7 +14,9 @@ which is zero, and nobody reads its logits. Steps with a chunk of a prompt, or w
 they always did: their launches take longer than Python needs for them.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -23,6 +25,9 @@ from torch import Tensor
 from kvlab.config import EngineConfig
 from kvlab.model.config import ModelConfig
 from kvlab.model.decoder import CausalLM
+from kvlab.sizing import format_bytes
+
+logger = logging.getLogger("kvlab")
 
 Key = tuple[int, int]  # (batch size, longest context) that a graph is captured for
 
@@ -80,6 +85,17 @@ class GraphPool:
         size = next((size for size in self.sizes if size >= num_seqs), None)
         length = next((length for length in self.lengths if length >= max_seq_len), None)
         return None if size is None or length is None else (size, length)
+
+    def capture_all(self, run: Callable[[Key], object]) -> None:
+        """`run(key)` for every key, the largest first; says in the log what it took."""
+        device, begin = self.logits.device, perf_counter()
+        before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+        for key in self.keys():
+            run(key)
+        taken = torch.cuda.memory_reserved(device) - before if device.type == "cuda" else 0
+        logger.info(
+            "Captured %d graphs in %.1f s; they take %s", len(self), perf_counter() - begin, format_bytes(taken)
+        )
 
     def run(self, key: Key, forward: Callable[[], Tensor]) -> Tensor:
         """Logits [size, vocab] by the graph of `key`; if there is none yet, it is captured from `forward`, which
@@ -145,11 +161,18 @@ def capture_lengths(max_model_len: int) -> list[int]:
     return [length for length in lengths if length < max_model_len] + [max_model_len]
 
 
-def graph_bytes(config: ModelConfig, dtype: torch.dtype, sizes: Sequence[int], num_lengths: int) -> int:
-    """**Estimate** of the device memory that graphs take, for who sizes the pool of blocks.
+def graph_bytes(config: EngineConfig, model: CausalLM) -> int:
+    """**Estimate** of the device memory that an engine's graphs will take, for who sizes the pool of blocks (PAV 3.1).
 
-    The largest graph's activations (the pool is shared), logits once more in fp32 for all, and 2 MiB for each graph.
+    The largest graph's activations (all share its memory), fp32 logits for it once more, and 2 MiB for each graph's
+    list of launches. 0 if none are captured.
     """
-    widest = 2 * config.hidden_size + 3 * config.intermediate_size
-    activations = max(sizes) * (widest * dtype.itemsize + config.vocab_size * (dtype.itemsize + 4))
-    return activations + max(sizes) * config.vocab_size * 4 + len(sizes) * num_lengths * (2 << 20)
+    sizes = graph_sizes(config, model)
+    return estimate_bytes(model.config, model.dtype, sizes, len(capture_lengths(config.max_model_len))) if sizes else 0
+
+
+def estimate_bytes(config: ModelConfig, dtype: torch.dtype, sizes: Sequence[int], num_lengths: int) -> int:
+    """The sum behind `graph_bytes`."""
+    wide = max(2 * config.hidden_size + 3 * config.intermediate_size, config.vocab_size)  # alive at once, for one row
+    per_row = wide * dtype.itemsize + 2 * config.vocab_size * 4
+    return max(sizes) * per_row + len(sizes) * num_lengths * (2 << 20)

@@ -135,9 +135,7 @@ class ModelRunner:
             for batch in batches(self.kv_cache, max_num_batched_tokens, self.max_model_len):
                 self.model.forward(batch, self.kv_cache)
         if self.graphs is not None:
-            for key in self.graphs.keys():
-                batch, key, _ = self.lay_out(Prepared(), key=key)
-                self.forward(batch, key)
+            self.graphs.capture_all(lambda key: self.forward(*self.lay_out(Prepared(), key=key)[:2]))
 
     def prepare(self, output: SchedulerOutput) -> Prepared:
         """Put the step in the order of the batch, and see whom its logits will be for."""

@@ -7,7 +7,7 @@ from test_equality import make_engine, run, workload
 
 from kvlab import LLM, SamplingParams
 from kvlab.config import EngineConfig
-from kvlab.engine.graphs import capture_lengths, capture_sizes, graph_bytes, make_graph_pool
+from kvlab.engine.graphs import capture_lengths, capture_sizes, estimate_bytes, graph_bytes, make_graph_pool
 from kvlab.engine.staging import StagingBuffer
 from kvlab.model.config import ModelConfig
 
@@ -211,8 +211,8 @@ def test_lengths_reach_the_longest_context():
 
 def test_the_estimate_of_their_memory_grows_with_what_they_hold():
     config = ModelConfig("qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768)
-    one = graph_bytes(config, torch.bfloat16, [8], 1)
-    assert one < graph_bytes(config, torch.bfloat16, [8], 3) < graph_bytes(config, torch.bfloat16, [8, 16], 3)
+    one = estimate_bytes(config, torch.bfloat16, [8], 1)
+    assert one < estimate_bytes(config, torch.bfloat16, [8], 3) < estimate_bytes(config, torch.bfloat16, [8, 16], 3)
     assert one > 8 * 152064 * 4
 
 
@@ -227,3 +227,4 @@ def test_sizes_that_cannot_be_are_refused(sizes):
 def test_no_graphs_without_a_gpu(checkpoint):
     llm = LLM(str(checkpoint("qwen2-tied")), num_gpu_blocks_override=8, max_model_len=20)
     assert llm.engine.runner.graphs is None and make_graph_pool(llm.config, llm.model) is None
+    assert graph_bytes(llm.config, llm.model) == 0
