@@ -159,6 +159,8 @@ def launch_all(arch: int) -> Iterator[str]:
     yield ""
     rms_norm.add_rms_norm(x, bf16(rows, HIDDEN), weight, 1e-6)
     yield "add"
+    rms_norm.rms_norm(qkv[:, :-KV_HEADS], bf16(HEADS + KV_HEADS, HEAD_DIM), 1e-6)  # of q and k, as Qwen3 has it
+    yield "heads"
     varlen.varlen_attention(q, kv, tables, lens, starts, config=long)
     yield "prefill"
     scales = torch.empty(kv.shape[:4])

@@ -10,8 +10,8 @@ integer is 1 or a multiple of 16, unless the kernel asks not to look. For our ke
                                        chunks with or without decodes:   varlen in its small sizes
                                        and with a long chunk:            varlen in its sizes for prefill
 
-so four steps reach all of them, and the write of K and V besides. A test runs a day of random requests after them and
-finds nothing left to compile, and nothing compiled in vain.
+so four steps reach all of them, and what stands between the matrix products besides, which every step launches. A test
+runs a day of random requests after them and finds nothing left to compile, and nothing compiled in vain.
 """
 
 from collections.abc import Iterator

@@ -80,13 +80,15 @@ class LLM:
         kv_cache = KVCache(self.model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
         # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
         backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
-        if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
-            backend = attention
-        self.model.use(backend)
+        ops = layout = None
+        if parts is not None:
+            backend = parts.attention_backend(kv_cache) or backend
+            ops, layout = parts.model_ops(self.model_config), parts.batch_layout
+        self.model.use(backend, ops)
         self.tokenizer = Tokenizer(folder)
         manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)
-        runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len)
+        runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len, layout)
         runner.graphs = make_graph_pool(config, self.model)
         if config.device != "cpu":
             runner.warm_up(config.max_num_batched_tokens)

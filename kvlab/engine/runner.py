@@ -11,8 +11,7 @@ The host waits for the device once a step, for the sampled tokens. All that the 
 copy (StagingBuffer); a step of decodes alone may be the replay of a CUDA graph (GraphPool).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from kvlab.blocks import cdiv
 from kvlab.engine.graphs import GraphPool, Key
+from kvlab.engine.inputs import Prepared, lay_out_by
 from kvlab.engine.logits import Adjustment, top_logprobs
 from kvlab.engine.sampler import SamplePlan, Sampler, SampleRow
 from kvlab.engine.staging import StagingBuffer
@@ -31,35 +31,19 @@ from kvlab.sampling_params import uniform
 from kvlab.schedule import Request, SampledTokens, SchedulerOutput
 
 
-@dataclass
-class Prepared:
-    """A step as the host sees it: lists in the order of the flat batch, decodes first.
-
-    For each sequence: its first position to compute, how many tokens, its row of block tables. logits_rows: rows of
-    the batch whose logits are needed, first for `samplers`, then for `prompt_rows`, (request, position) of prompt
-    tokens whose log-probability is asked for.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    table_rows: list[int] = field(default_factory=list)
-    num_decodes: int = 0
-    logits_rows: list[int] = field(default_factory=list)
-    samplers: list[Request] = field(default_factory=list)
-    prompt_rows: list[tuple[Request, int]] = field(default_factory=list)
-
-
 class ModelRunner:
     """Runs a CausalLM over its KVCache for the engine.
 
+    layout: lays out every step in the place of ours, as kvlab.model.batch.flat_batch(seqs, block_size) does.
     graphs: replays steps of decodes; None runs all of them eagerly.
     """
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int):
+    def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int,
+                 layout: Callable | None = None):  # fmt: skip
         self.model = model
         self.kv_cache = kv_cache
         self.max_model_len = max_model_len
+        self.layout = layout
         self.sampler = Sampler()
         self.graphs: GraphPool | None = None
         width = cdiv(max_model_len, kv_cache.block_size)
@@ -165,6 +149,13 @@ class ModelRunner:
         step.logits_rows += prompt_row_ids
         return step
 
+    def _send(self, more: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        arrays, tensors = self.staging.lay_out({name: (array.dtype, array.shape) for name, array in more.items()})
+        for name, array in more.items():
+            arrays[name][...] = array
+        self.staging.send()
+        return tensors
+
     def lay_out(
         self, step: Prepared, more: Mapping[str, np.ndarray] | None = None, key: Key | None = None
     ) -> tuple[FlatBatch, Key | None, dict[str, Tensor]]:
@@ -185,6 +176,8 @@ class ModelRunner:
             s = t = r = d = key[0]
             width, max_seq_len = cdiv(key[1], size), key[1]
         more = more or {}
+        if self.layout is not None:
+            return lay_out_by(self.layout, step, self.rows.ids, self.kv_cache), None, self._send(more)
         arrays, tensors = self.staging.lay_out(
             {
                 "token_ids": (np.int64, (t,)),

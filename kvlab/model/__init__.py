@@ -9,6 +9,7 @@
     kv_cache.py   KVCache: the block pool's memory; copies and swaps blocks
     attention.py  backends that write K and V and read them through block tables
     ops.py        what stands between the matrix products, one object that can be replaced
+    plain.py      RoPE and attention over pages for those who have a few tokens and no engine
     decoder.py    CausalLM: the forward pass
 
 Nothing is imported here, so that `kvlab.model.config` works where torch is not installed.

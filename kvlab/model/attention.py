@@ -82,7 +82,7 @@ def choose_attention_backend(name: str, kv_cache: KVCache, split_tokens: int = 0
         backend.check(kv_cache)
         if name == "auto" and backend.interpreted:
             raise RuntimeError("kernels are interpreted in this process, by TRITON_INTERPRET")
-        kv_cache.use_kernels()
+        kv_cache.use_kernels(backend.block_copy)
         return backend
     except (ImportError, RuntimeError, ValueError) as error:
         if name == "triton" or split_tokens:

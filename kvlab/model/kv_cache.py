@@ -13,6 +13,7 @@ Everything runs on the current stream in the order of the list.
 
 from collections.abc import Iterable
 from math import prod
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -134,13 +135,12 @@ class KVCache:
                     self._staging[row].copy_(self.cpu_pool[source], non_blocking=True)
                 self._scatter(targets)
 
-    def use_kernels(self) -> None:
+    def use_kernels(self, block_copy: ModuleType) -> None:
         """Move blocks by the kernel of kvlab_kernels.block_copy: one launch a run, not two for each tensor.
 
-        Call it while no block holds anything: some are moved, to have the kernel compiled. ImportError without Triton.
+        The module is handed in because it stands on this one. Call it while no block holds anything: some are moved, to
+        have the kernel compiled.
         """
-        from kvlab_kernels import block_copy
-
         pieces = block_copy.pieces_of(self.tensors)
         self._kernels = block_copy, pieces, block_copy.pieces_of_rows(self._staging, pieces)
         self._copy([0], [1])

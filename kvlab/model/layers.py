@@ -53,12 +53,21 @@ class RotaryEmbedding:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"):
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        angles = positions[:, None, None] * inverse_frequencies(config)  # [positions, 1, head_dim/2], radians
-        self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(device, dtype)
-        self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(device, dtype)
+        tables = cos_and_sin(positions, inverse_frequencies(config), dtype)
+        self.cos, self.sin = (table.to(device) for table in tables)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.cos[positions], self.sin[positions]
+
+
+def cos_and_sin(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The cosines and signed sines that `rope` takes, each [T, 1, D] of dtype.
+
+    positions float32 [T]; frequencies float32 [D/2], in radians per position.
+    """
+    angles = positions[:, None, None] * frequencies  # [T, 1, D/2]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:

@@ -29,6 +29,7 @@ from kvlab.model.batch import FlatBatch
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.ops import Ops
 from kvlab.model.triton_ops import TritonOps
+from kvlab_kernels import block_copy
 from kvlab_kernels.cache_write import reshape_and_cache
 from kvlab_kernels.checks import DTYPES, check_cache
 from kvlab_kernels.configs import LONG_QUERY, num_sms
@@ -81,6 +82,7 @@ class TritonAttention:
 
     interpreted = INTERPRETED
     graph_safe = True  # plan and attend only launch, with what follows from the bucket: no look at a value
+    block_copy = block_copy  # with which the cache moves its blocks
 
     def __init__(self, split_tokens: int = 0):
         if split_tokens < 0:

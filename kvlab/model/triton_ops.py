@@ -1,11 +1,11 @@
-"""The operations between the matrix products by the kernels of rung 10: four launches a layer, or five with q's norm.
+"""What stands between the matrix products by the kernels of rung 10: four launches a layer, five in Qwen3.
 
-    add_norm          x += y and its norm        one launch, which the norm alone takes six of in PyTorch
-    rms_norm          of q and k (Qwen3)         one
-    rope_and_write    q and k rotated, k and v to their slots, quantised on the way where the cache is INT8        one
-    swiglu            one
+    add_norm          x += y, and its norm                                         two of them
+    rope_and_write    q and k rotated, k and v to their slots (quantised on the way where the cache is INT8)
+    swiglu
+    rms_norm          of q and k: Qwen3 only
 
-A layer has two `add_norm`. The first of a step has nothing to add, and the last one stands before the head.
+The first `add_norm` of a step has nothing to add; one more stands before the head.
 """
 
 from torch import Tensor

@@ -89,18 +89,35 @@ class Parts:
         return self._guarded(("sizing",)).get("sizing", sizing.num_gpu_blocks)(*args, **kwargs)
 
     def attention_backend(self, kv_cache: Any) -> Any:
-        """An AttentionBackend that has `attention` compute the decodes; None if it is not replaced.
+        """An AttentionBackend of `attention` (the decodes) and `attend` (the rest); None if neither is replaced.
 
         ValueError if `attention` cannot read this KVCache.
         """
-        function = self._guarded(("attention",)).get("attention")
-        if function is None:
+        functions = self._guarded(("attention", "attend"))
+        if not functions:
             return None
         from kvlab.model.part_attention import PartAttention  # needs torch, which other parts do without
 
-        backend = PartAttention(function)
+        backend = PartAttention(**functions)
         backend.check(kv_cache)
         return backend
+
+    def model_ops(self, model_config: Any) -> Any:
+        """What stands between the matrix products, by `rms_norm` and `rope`; None if neither is replaced.
+
+        ValueError if `rope` cannot say what this model's positions are.
+        """
+        functions = self._guarded(("rms_norm", "rope"))
+        if not functions:
+            return None
+        from kvlab.model.part_ops import PartOps
+
+        return PartOps(model_config, **functions)
+
+    @property
+    def batch_layout(self) -> Any:
+        """`flat_batch`, with which the runner lays out a step; None if it is not replaced."""
+        return self._guarded(("flat_batch",)).get("flat_batch")
 
     def make_manager(self, config: EngineConfig, recorder: Recorder | None = None) -> KVCacheManager:
         """The manager that `config` asks for, made of these parts."""

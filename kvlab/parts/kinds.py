@@ -6,7 +6,8 @@ part is right is for its lab's checks to say.
 The four parts of lab 12 are functions on torch tensors, T the tokens of a step:
 
     rms_norm(x, weight, eps)         x [T, D] and weight [D], or x [T, heads, D] and weight [heads, D] (Qwen3's q and k)
-                                     -> like x: x / sqrt(mean(x^2) + eps) * weight, over the last dimension
+                                     -> like x: x / sqrt(mean(x^2) + eps) * weight, over the last dimension;
+                                     the squares are summed in float32 at least
     rope(x, positions, theta)        x [T, heads, D] (q's heads, then k's), positions int64 [T], theta a float
                                      -> like x: elements i and i + D/2 turned by positions * theta^(-2i/D) radians.
                                      Angles in float32, as ours and transformers' are, or tokens may differ

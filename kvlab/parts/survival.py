@@ -14,6 +14,7 @@ from typing import Any
 from kvlab import sizing
 from kvlab.config import EngineConfig
 from kvlab.engine.core import EngineCore
+from kvlab.parts.alone import ALONE
 from kvlab.parts.compose import Parts
 from kvlab.sampling_params import SamplingParams
 from kvlab.schedule import Request
@@ -77,7 +78,7 @@ SMALLEST: dict[str, tuple[Smallest, ...]] = {
     "choose_victim": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "swap_or_recompute": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "may_resume": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
-    "attention": (),  # has no place in slot-echo: _attend calls it by itself
+    **dict.fromkeys(ALONE, ()),  # need a model, which slot-echo is not: they are called by themselves
 }  # fmt: skip
 
 
@@ -104,8 +105,8 @@ def survive(parts: Parts) -> list[Outcome]:
     """Run each replaced part alone, then all together, through the smallest configurations of each."""
     outcomes = []
     for name, value in parts.replaced.items():
-        if name == "attention":
-            outcomes.append(_attend(parts))
+        if name in ALONE:
+            outcomes.append(_call(name, parts))
             continue
         outcomes += [_run(name, Parts(**{name: value}), smallest) for smallest in SMALLEST[name]]
     if len(parts.replaced) > 1:
@@ -130,26 +131,15 @@ def _run(part: str, parts: Parts, smallest: Smallest) -> Outcome:
     return Outcome(part, smallest.name, message, stats, smallest.is_optional, error)
 
 
-def _attend(parts: Parts) -> Outcome:
-    """The part `attention`, called by itself: pages of two tokens, beside softmax in loops."""
-    import numpy as np
-
-    where, lens = "three sequences in pages of two tokens", (1, 4, 5)
-    numbers = np.random.default_rng(0)
-    keys, values = numbers.normal(size=(2, 8, 2, 2, 16)).astype(np.float32)
-    q = numbers.normal(size=(3, 4, 16)).astype(np.float32)
-    tables = np.array([[6, -1, -1], [2, 7, -1], [1, 5, 3]], np.int32)
+def _call(part: str, parts: Parts) -> Outcome:
+    """A part that needs a model, called by itself beside loops that say what is meant."""
     message, error = "", None
+    where, check = ALONE[part]
     try:
-        out = parts._guarded(("attention",))["attention"](q, keys, values, tables, np.array(lens, np.int32))
-        for seq, head in np.ndindex(3, 4):
-            at = [(tables[seq, p // 2], p % 2, head // 2) for p in range(lens[seq])]
-            weights = np.exp([keys[i] @ q[seq, head] / 4 for i in at])
-            want = sum(w * values[i] for w, i in zip(weights, at, strict=True)) / weights.sum()
-            assert np.allclose(out[seq, head], want, atol=1e-3), f"sequence {seq}, head {head} is wrong"
+        check(parts._guarded((part,))[part])
     except Exception as raised:
         message, error = str(raised) or type(raised).__name__, raised
-    return Outcome("attention", where, message, {}, error=error)
+    return Outcome(part, where, message, {}, error=error)
 
 
 def _engine(parts: Parts, smallest: Smallest) -> EngineCore:

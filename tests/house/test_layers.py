@@ -100,6 +100,23 @@ def test_kvlab_keeps_its_layers():
     assert violations(ROOT / "kvlab") == []
 
 
+def test_kernels_stand_on_no_module_that_stands_on_them():
+    """kvlab.model has both: what the kernels must equal, which they import, and the backend that launches them."""
+    below, todo = set(), [ROOT / "kernels"]
+    while todo:
+        path = todo.pop()
+        for file in path.rglob("*.py") if path.is_dir() else [path]:
+            if "bench" in file.parts:
+                continue  # stands on everything, and nothing on it
+            for line, name in imported(ast.parse(file.read_text(encoding="utf-8")), ""):
+                assert path.name == "kernels" or not name.startswith("kvlab_kernels"), f"{file}:{line} imports {name}"
+                found = ROOT.joinpath(*name.split(".")[:3]).with_suffix(".py")
+                if name.startswith("kvlab.model") and found.is_file() and found not in below:
+                    below.add(found)
+                    todo.append(found)
+    assert {path.stem for path in below} >= {"layers", "quantize", "kv_cache"}
+
+
 def package(tmp_path: Path, **modules: str) -> Path:
     root = tmp_path / "kvlab"
     for name, code in ({"__init__": ""} | modules).items():

@@ -21,7 +21,7 @@ def run(*args: str) -> subprocess.CompletedProcess:
 def test_the_kernels_compile_within_the_budget(arch):
     done = run("-m", "kvlab_kernels.aot", "--check", "--arch", str(arch))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "within the budget" in done.stdout and done.stdout.count("_kernel") == (19 if arch < 89 else 24)
+    assert "within the budget" in done.stdout and done.stdout.count("_kernel") == (20 if arch < 89 else 25)
 
 
 BUDGET = {"triton": "1", "kernels": {"90": {"split_kernel": {"regs": 100, "shared": 1000, "wide": 8}}}}
@@ -87,6 +87,7 @@ with aot.compiling_for(90) as compiled:
         rope_cache.rope_and_cache(q, k, v, table, table, slots, kv, slots)
         quantized.quantize_and_cache(k, v, kv8, scales, slots)
         rms_norm.add_rms_norm(x, x.clone(), x[0].clone(), 1e-6)
+        rms_norm.rms_norm(qkv[:, :32], qkv[0, :32].clone(), 1e-6)
         swiglu.swiglu(*x.chunk(2, dim=1))
         block_copy.copy_blocks(cache, [(i, 40 + i) for i in range(min(n, 20))])
 for name in sorted({name for name, _ in compiled}):
@@ -98,9 +99,8 @@ def test_lengths_and_batch_sizes_compile_nothing_new():
     """A server that met a new batch size would else compile in the middle of a request."""
     done = run("-c", "import os; os.environ['TRITON_INTERPRET'] = '0'\n" + VARIANTS)
     counts = dict(line.split() for line in done.stdout.splitlines())
-    assert counts == dict.fromkeys(
-        (
-            "cache_write_kernel", "gqa_packed_kernel", "merge_kernel", "move_blocks_kernel", "quantized_write_kernel",
-            "rms_norm_kernel", "rope_cache_kernel", "split_kernel", "swiglu_kernel", "varlen_kernel",
-        ), "1",
-    ), done.stdout + done.stderr
+    once = (
+        "cache_write_kernel", "gqa_packed_kernel", "merge_kernel", "move_blocks_kernel", "quantized_write_kernel",
+        "rope_cache_kernel", "split_kernel", "swiglu_kernel", "varlen_kernel",
+    )  # fmt: skip
+    assert counts == dict.fromkeys(once, "1") | {"rms_norm_kernel": "2"}, done.stdout + done.stderr

@@ -1,15 +1,17 @@
 """Parts: ours, other designs and broken ones through their smallest configurations; and what is said when one fails."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from kvlab import sizing
 from kvlab.arena import ContiguousArena
 from kvlab.blocks import BlockPool, BlockPoolBase, BlockTable, FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, sharing
 from kvlab.config import EngineConfig
 from kvlab.events import Recorder
+from kvlab.model import batch, layers, plain
 from kvlab.parts import KINDS, SMALLEST, PartError, Parts, survive
 from kvlab.prefix import HashChainIndex
 from kvlab.sampling_params import SamplingParams
@@ -28,6 +30,7 @@ OURS = {
     "fork": sharing.fork, "ensure_writable": sharing.ensure_writable, "prefix_index": HashChainIndex,
     "admit": ours.admit, "plan_tokens": ours.plan_tokens, "choose_victim": ours.choose_victim,
     "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume, "attention": paged_attention,
+    "rms_norm": layers.rms_norm, "rope": plain.rope, "attend": plain.attend, "flat_batch": batch.flat_batch,
 }  # fmt: skip
 
 
@@ -297,8 +300,45 @@ BROKEN = {
     "attention: one page only": ("attention", lambda q, keys, values, tables, lens:
                                  paged_attention(q, keys, values, tables, lens.clip(0, 2)),
                                  "sequence 1, head 0 is wrong"),
+    "norm: forgotten return": ("rms_norm", lambda *args: None, r"returned None: return torch.float32 \[3, 8\]"),
+    "norm: another dtype": ("rms_norm", lambda x, *args: x.double(), r"returned torch.float64 \[3, 8\]: return"),
+    "norm: no eps": ("rms_norm", lambda x, weight, eps: layers.rms_norm(x, weight, 0.0), r"row \[0\] of x \[2, 4\]"),
+    "norm: squares in 16 bits": ("rms_norm", lambda x, weight, eps: x / (x * x).mean(-1, True).add(eps).sqrt() * weight,
+                                 "sum in float32"),
+    "norm: the weight of the first head": ("rms_norm", lambda x, weight, eps: layers.rms_norm(
+        x, weight if x.dim() == 2 else weight[0], eps), r"row \[0, 1\] of x \[2, 3, 8\]"),
+    "norm: in place": ("rms_norm", lambda x, weight, eps: x.copy_(layers.rms_norm(x, weight, eps)), "has changed"),
+    "rope: one token only": ("rope", lambda x, *args: plain.rope(x[:1], args[0][:1], args[1]),
+                             r"returned torch.float32 \[1, 2, 8\]: return torch.float32 \[3, 2, 8\], as its first"),
+    "rope: neighbours are pairs": ("rope", lambda x, *args: plain.rope(
+        x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), *args).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(
+        -2), "at position 5 the pair of elements 0 and 4 is"),
+    "rope: counts from one": ("rope", lambda x, positions, theta: plain.rope(x, positions + 1, theta), "position 0"),
+    "rope: the other way round": ("rope", lambda x, p, theta: plain.rope(x, -p, theta), "at position 5"),
+    "attend: not causal": ("attend", lambda q, kv, table, n: torch.cat([
+        plain.attend(row[None], kv, table, n) for row in q]), "token 0 of 4, at position 0"),
+    "attend: positions from 0": ("attend", lambda q, kv, table, n: plain.attend(q, kv, table, len(q)),
+                                 "token 0 of 3, at position 2"),
+    "attend: pages in the pool's order": ("attend", lambda q, kv, table, n: plain.attend(q, kv, sorted(table), n),
+                                          "is wrong|is not a number"),
+    "attend: whole pages": ("attend", lambda q, kv, table, n: plain.attend(
+        torch.cat((q, q[-1:])), kv, table, n + 1)[:-1] if n == 3 else plain.attend(q, kv, table, n), "behind the end"),
+    "batch: nothing": ("flat_batch", lambda *args: None, "whose token_ids is None: make it torch.int64 \\[1\\]"),
+    "batch: tables of int64": ("flat_batch", lambda *args: replace(
+        batch.flat_batch(*args), block_tables=torch.ones(1, 1).long()),
+        r"block_tables is torch.int64 \[1, 1\]: make it torch.int32 \[1, W\]"),
+    "batch: tables too narrow": ("flat_batch", lambda *args: cut_tables(batch.flat_batch(*args)),
+                                 "returned block_tables of 2 columns: the longest sequence needs 3"),
+    "batch: slots of the first block": ("flat_batch", lambda *args: replace(
+        batch.flat_batch(*args), slot_mapping=batch.flat_batch(*args).positions), r"slot_mapping is \[0\] and must be"),
+    "batch: every row is a decode": ("flat_batch", lambda *args: replace(
+        batch.flat_batch(*args), num_decodes=len(args[0])), "num_decodes is 4: it must be 2 here"),
     "resume: never": ("may_resume", lambda request, room: False, "stuck"),
 }  # fmt: skip
+
+
+def cut_tables(made):
+    return replace(made, block_tables=made.block_tables[:, :2])
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -324,6 +364,7 @@ def test_broken_parts_do_not_survive(fault):
         ({"fork": ListQueue}, "is the class ListQueue: give a function called with"),
         ({"admit": lambda running: True}, r"a function called with \(num_running, max_num_seqs, batch_is_forming\)"),
         ({"attention": lambda q, kv: q}, r"called with \(q, keys, values, block_tables, seq_lens\)"),
+        ({"rope": lambda x, cos, sin, positions: x}, r"called with \(x, positions, theta\)"),
         ({"may_resume": 7}, "part `may_resume` is 7"),
     ],
 )

@@ -1,13 +1,18 @@
 """Parts in the engine that serves a model: the same tokens, and what is said when one fails there."""
 
+from functools import wraps
+from itertools import accumulate, takewhile
+
 import pytest
 import torch
 from test_parts import OTHERS, ListQueue, mine, raising
 
 from kvlab import LLM, EngineConfig, Parts, SamplingParams
 from kvlab.engine import memory
+from kvlab.model.batch import FlatBatch
+from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import kv_bytes_per_token
-from kvlab.parts import PartError
+from kvlab.parts import PartError, survive
 from kvlab.standin.decode import paged_attention
 
 PROMPTS = ["The free queue", "The free queue holds", "A block table", "Why"]
@@ -56,6 +61,129 @@ def test_attention_computes_the_decodes(dtype):
     assert asked[-1][1] == (16, 4, 2, 32) and {len(lens) for *_, lens in asked} >= {4}
     with pytest.raises(ValueError, match="use device='cpu' and kv_cache_dtype='float32'"):
         tokens(Parts(attention=attention), kv_cache_dtype="float64")
+
+
+# ---- lab 12: functions as somebody else would write them
+
+
+def norm(x, weight, eps):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide / (wide.pow(2).mean(dim=-1, keepdim=True) + eps).sqrt()).to(x.dtype) * weight
+
+
+def turned(x, positions, theta):
+    half = x.shape[-1] // 2
+    angles = torch.outer(positions.float(), 1.0 / theta ** (torch.arange(half).float() * 2 / x.shape[-1]))
+    cos, sin = (t.to(x.dtype)[:, None] for t in (angles.cos(), angles.sin()))
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def over_pages(q, kv, block_table, seq_len):
+    keys, values = kv[:, block_table].flatten(1, 2)[:, :seq_len].repeat_interleave(q.shape[1] // kv.shape[3], dim=2)
+    scores = torch.einsum("nhd,lhd->hnl", q, keys) / q.shape[-1] ** 0.5
+    hidden = torch.ones(len(q), seq_len, dtype=torch.bool).triu(seq_len - len(q) + 1)
+    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+
+
+def laid_out(seqs, block_size):
+    rows = [(i, token, start + j) for i, (tokens, start, *_) in enumerate(seqs) for j, token in enumerate(tokens)]
+    lens = [len(tokens) for tokens, *_ in seqs]
+    tables = torch.zeros(len(seqs), max(len(blocks) for _, _, blocks, _ in seqs), dtype=torch.int32)
+    for row, (_, _, blocks, _) in zip(tables, seqs, strict=True):
+        row[: len(blocks)] = torch.tensor(blocks)
+    return FlatBatch(
+        token_ids=torch.tensor([token for _, token, _ in rows]),
+        positions=torch.tensor([position for *_, position in rows]),
+        slot_mapping=torch.tensor([seqs[i][2][p // block_size] * block_size + p % block_size for i, _, p in rows]),
+        query_start_loc=torch.tensor([0, *accumulate(lens)], dtype=torch.int32),
+        seq_lens=torch.tensor([start + len(tokens) for tokens, start, *_ in seqs], dtype=torch.int32),
+        block_tables=tables,
+        logits_indices=torch.tensor(
+            [end - 1 for end, seq in zip(accumulate(lens), seqs, strict=True) if seq[3]], dtype=torch.int64
+        ),
+        num_decodes=len(list(takewhile(lambda n: n == 1, lens))),
+        max_query_len=max(lens),
+        max_seq_len=max(start + len(tokens) for tokens, start, *_ in seqs),
+    )
+
+
+LAB_12 = {"rms_norm": norm, "rope": turned, "attend": over_pages, "flat_batch": laid_out}
+CHUNKED = dict(num_gpu_blocks_override=9, block_size=4, max_model_len=32, max_num_batched_tokens=8)
+TIGHT_PROMPTS = [[7, 8, 9, 10, 11] * 2, [7, 8, 9, 10, 11, 4, 5], list(range(20, 30)), [3]]
+
+
+def run(parts, model="tiny", prompts=TIGHT_PROMPTS, **options):
+    """Tokens, prompt log-probabilities and counters: in chunks, with reuse and preemption."""
+    llm = LLM(model, parts=parts, **CHUNKED | options)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=1)
+    outputs = llm.generate(prompts, params)
+    chosen = [[list(row) for row in out.prompt_logprobs[1:]] for out in outputs]
+    return [out.outputs[0].token_ids for out in outputs], chosen, llm.stats()
+
+
+def test_the_parts_of_lab_12_survive():
+    assert [outcome for outcome in survive(Parts(**LAB_12)) if not outcome.survived] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8", "num_gpu_blocks_override": 40},
+                                     {"attention_backend": "triton"}], ids=str)  # fmt: skip
+def test_a_model_of_parts_says_the_same(options):
+    """Alone and all together. Over triton, RMSNorm and RoPE are theirs, and K and V are written by rung 1."""
+    if "attention_backend" in options:
+        pytest.importorskip("triton")
+    choices = [LAB_12] if options else [{name: part} for name, part in LAB_12.items()] + [LAB_12]
+    if "attention_backend" in options:
+        choices = [{name: LAB_12[name] for name in ("rms_norm", "rope", "flat_batch")}]
+    expected = run(None, **options | {"attention_backend": "torch"})
+    assert "int8" in options.values() or expected[2]["num_preemptions_recompute"] > 0
+    for parts in choices:
+        called = dict.fromkeys(parts, 0)
+        assert run(Parts(**{name: counted(name, part, called) for name, part in parts.items()}), **options) == expected
+        assert all(called.values())
+
+
+def counted(name, part, called):
+    @wraps(part)
+    def call(*args):
+        called[name] += 1
+        return part(*args)
+
+    return call
+
+
+def test_beside_attention_attend_computes_the_chunks_only():
+    lengths = []
+
+    def attend(q, kv, block_table, seq_len):
+        lengths.append(len(q))
+        return over_pages(q, kv, block_table, seq_len)
+
+    expected = run(None)
+    assert run(Parts(attend=attend)) == expected
+    assert 1 in lengths and 8 in lengths
+    lengths.clear()
+    assert run(Parts(attend=attend, attention=paged_attention))[0] == expected[0]
+    assert 1 not in lengths and 8 in lengths
+
+
+def test_a_stretched_rope_is_refused():
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config = ModelConfig("llama", 8, 8, 1, 2, 1, 4, 16, 512, rope_scaling=scaling)
+    with pytest.raises(ValueError, match="the part `rope` knows theta alone, and this model scales its positions by"):
+        Parts(rope=turned).model_ops(config)
+    assert Parts(rms_norm=norm).model_ops(config) is not None and Parts(attend=over_pages).model_ops(config) is None
+
+
+@pytest.mark.parametrize("part", LAB_12)
+def test_a_part_of_lab_12_that_fails_is_named(part):
+    """In the request's error: a forward that fails must not end the engine."""
+    broken = {"rms_norm": lambda x, weight, eps: None, "rope": lambda x, positions, theta: None,
+              "attend": lambda q, kv, block_table, seq_len: None, "flat_batch": lambda seqs, block_size: None}
+    llm = LLM("tiny", parts=Parts(**{part: broken[part]}), **CHUNKED)
+    (output,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))
+    assert output.outputs[0].finish_reason == "error"
+    assert f"PartError: your part `{part}`: <lambda> returned" in output.error
 
 
 def test_on_a_cpu_ours_gives_what_the_pool_holds():
