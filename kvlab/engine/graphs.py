@@ -9,9 +9,10 @@ included, and replaying it is one call. So all that a launch is given must be th
     the addresses of inputs    the first pieces of the staging buffer, whose places follow from bucket and class
     the address of the result  one buffer of logits for all graphs
 
-A row of padding has slot -1 (its K and V are written nowhere), length 1 and a table of zeros: it reads the null block,
-which is zero, and nobody reads its logits. Steps with a chunk of a prompt, or with more than the largest bucket, run as
-they always did: their launches take longer than Python needs for them.
+A row of padding has slot -1 (its K and V are written nowhere), length 1 and a table that names the null block. What the
+model makes of it may be anything, NaN too: rows do not mix, and nobody reads its logits. Steps with a chunk of a
+prompt, or with more sequences than the largest bucket, run as they always did: their kernels run for longer than
+Python needs to launch them.
 """
 
 import logging

@@ -55,6 +55,8 @@ def test_every_batch_size_and_only_its_own_slots(checkpoint):
 
     def checked(batch, key):
         seen.append((int((batch.slot_mapping >= 0).sum()), key))
+        if key is not None:  # what a backend plans by is the bucket's
+            assert (batch.num_decodes, batch.max_seq_len, batch.max_query_len) == (*key, 1)
         before = [layer.clone() for layer in runner.kv_cache.layers]
         logits = forward(batch, key)
         own = batch.slot_mapping[batch.slot_mapping >= 0]
@@ -130,6 +132,11 @@ def test_a_step_that_brings_too_much_leaves_a_graphs_inputs_where_they_are(check
 OPTIONS = {"block_size": 4, "num_gpu_blocks_override": 60, "max_model_len": 48, "max_num_seqs": 4}
 
 
+# The kernel of RoPE leaves q of a padding row as the memory was; what attention makes of it nobody reads.
+ANYTHING = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@ANYTHING
 @pytest.mark.parametrize("options", [{}, {"deterministic_split_tokens": 16}, {"kv_cache_dtype": "int8"}], ids=str)
 def test_kernels_take_padding_and_a_launch_is_the_same_whatever_the_step(checkpoint, monkeypatch, options):
     pytest.importorskip("triton")
@@ -173,6 +180,7 @@ def test_kernels_take_padding_and_a_launch_is_the_same_whatever_the_step(checkpo
         assert steps[0] and all(step == steps[0] for step in steps), key
 
 
+@ANYTHING
 def test_warm_up_captures_every_bucket_and_writes_nothing(checkpoint):
     pytest.importorskip("triton")
     llm = LLM(str(checkpoint("qwen2-tied")), attention_backend="triton", **OPTIONS)
