@@ -6,6 +6,7 @@ function that it must equal:
 
     cache_write  ->  gather  ->  naive  ->  online_softmax  ->  gqa_packed  ->  split_kv, varlen
     quantized (8 bits)    block_copy (copy-on-write, swap)    rms_norm, rope_cache, swiglu (fused)
+    awq_matmul (products with weights in 4 bits)
 
 `launch` chooses between GPU and interpreter, `interpreter` and `sanitizer` serve the latter, `configs` holds the sizes,
 `aot` asks the compiler without a GPU. README.md says what has run where.

@@ -35,7 +35,7 @@ ARCHS = (80, 89, 90)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 28, 4, 128, 16
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that one program may use
 HIDDEN, INTERMEDIATE = 3584, 18944
-DOT = ("gqa_packed_kernel", "split_kernel", "varlen_kernel")  # the kernels with tl.dot
+DOT = ("gqa_packed_kernel", "split_kernel", "varlen_kernel", "awq_matmul_kernel")  # the kernels with tl.dot
 
 
 class Report(NamedTuple):
@@ -114,6 +114,7 @@ def launch_all(arch: int) -> Iterator[str]:
     import torch
 
     from kvlab_kernels import (
+        awq_matmul,
         block_copy,
         cache_write,
         configs,
@@ -156,7 +157,22 @@ def launch_all(arch: int) -> Iterator[str]:
     rope_cache.rope_and_cache(*rope, kv, torch.arange(rows))
     rms_norm.rms_norm(x, weight, 1e-6)
     swiglu.swiglu(*bf16(rows, 2 * INTERMEDIATE).chunk(2, dim=1))
+
+    def four_bits(n):
+        groups = HIDDEN // 128
+        zeros = torch.empty(groups, n // 8, dtype=torch.int32)
+        words = torch.empty(HIDDEN // 8, n, dtype=torch.int32)
+        return awq_matmul.AWQWeight(words, torch.empty(groups, n, dtype=torch.float16), zeros, HIDDEN)
+
+    gate_up, qkv_out = four_bits(2 * INTERMEDIATE), (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    awq_matmul.awq_matmul(x[:1], gate_up)
+    awq_matmul.dequantize(gate_up, x.dtype)
     yield ""
+    awq_matmul.awq_matmul(x[:1], four_bits(qkv_out), bf16(qkv_out))
+    yield "splits"
+    for num_rows in (32, 64):
+        awq_matmul.awq_matmul(x[:num_rows], gate_up)
+        yield f"{num_rows} rows"
     rms_norm.add_rms_norm(x, bf16(rows, HIDDEN), weight, 1e-6)
     yield "add"
     rms_norm.rms_norm(qkv[:, :-KV_HEADS], bf16(HEADS + KV_HEADS, HEAD_DIM), 1e-6)  # of q and k, as Qwen3 has it

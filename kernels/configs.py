@@ -34,6 +34,15 @@ class VarlenConfig(NamedTuple):
     num_stages: int
 
 
+class AWQConfig(NamedTuple):
+    """For awq_matmul: rows of x and columns of the weight in a tile of the result."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
 # (architecture, padded head dim): K and V of 2 bytes. Stages beyond 2 only prefetch the block table.
 DECODE = {
     (80, 64): DecodeConfig(128, 4, 2),
@@ -47,6 +56,9 @@ VARLEN = {
     (89, 128): (VarlenConfig(32, 32, 4, 2), VarlenConfig(128, 64, 8, 2)),
     (80, 256): (VarlenConfig(32, 16, 8, 2), VarlenConfig(64, 32, 8, 2)),
 }
+# The least block_m that holds all rows, else the last; for all architectures until one is measured. A warp needs 32
+# columns: with fewer the compiler passes the unpacked weights through shared memory (tests/kernels/test_aot.py).
+AWQ = (AWQConfig(16, 128, 4, 4), AWQConfig(32, 128, 4, 3), AWQConfig(64, 128, 4, 3))
 LONG_QUERY = 64  # tokens from which on a chunk counts as prefill
 
 
@@ -84,6 +96,12 @@ def varlen_config(
         config = config._replace(block_m=min(config.block_m, 64), num_warps=8)
     block_m = max(config.block_m, triton.next_power_of_2(group))
     return config._replace(block_m=block_m, tile=fit(config.tile, element_size))
+
+
+def awq_config(num_rows: int, element_size: int = 2) -> AWQConfig:
+    """The row for x of num_rows; `element_size` is the bytes of one of its numbers."""
+    config = next((row for row in AWQ if num_rows <= row.block_m), AWQ[-1])
+    return config._replace(block_m=fit(config.block_m, element_size))
 
 
 def lookup(table: dict, arch: int, head_dim: int):

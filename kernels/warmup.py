@@ -18,7 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvlab_kernels.configs import LONG_QUERY
+import torch
+
+from kvlab_kernels.awq_matmul import MOST_ROWS, choose_num_splits
+from kvlab_kernels.configs import LONG_QUERY, awq_config, num_sms
 from kvlab_kernels.launch import INTERPRETED, triton
 
 
@@ -39,6 +42,22 @@ def warm_up_steps(max_num_batched_tokens: int, max_model_len: int) -> list[WarmU
         if query_len <= min(max_num_batched_tokens, max_model_len):
             steps.append(WarmUpStep((query_len,), (query_len,)))
     return steps
+
+
+def awq_warm_up_rows(
+    in_features: int, out_features: int, max_rows: int, element_size: int, device: torch.device
+) -> list[int]:
+    """Numbers of rows that between them compile all that awq_matmul can need for one weight: the least of each kind.
+
+    The steps above do not cover them. A kind is a tile of rows, with K split or not; or, for more than MOST_ROWS rows,
+    the weight written out.
+    """
+    kinds: dict[tuple, int] = {}
+    for rows in range(1, min(max_rows, MOST_ROWS) + 1):
+        config = awq_config(rows, element_size)
+        splits = choose_num_splits(rows, in_features, out_features, config, num_sms(device))
+        kinds.setdefault((config, splits > 1), rows)
+    return [*kinds.values(), *([MOST_ROWS + 1] if max_rows > MOST_ROWS else [])]
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class EngineConfig:
     seed: where the seeds of requests that bring none come from.
     dtype: of weights and activations; "auto" is bfloat16 on CUDA and float32 on a CPU.
     kv_cache_dtype: K and V are stored as this; "auto" is dtype, "int8" quantises them (量化).
+    quantization: "awq" insists on a checkpoint with weights in 4 bits; None takes what the checkpoint has (PAV 3.1).
     device: "auto", "cpu" or "cuda".
     attention_backend: "torch", "triton" (the kernels; without a GPU interpreted, slowly), "naive" (the slow oracle), or
         "auto": "triton" on a GPU that can run it, "torch" elsewhere.
@@ -51,6 +52,7 @@ class EngineConfig:
     seed: int = 0
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     attention_backend: str = "auto"
     deterministic_split_tokens: int = 0
@@ -101,10 +103,11 @@ class EngineConfig:
             ("reservation", ("paged", "contiguous")),
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("quantization", (None, "awq")),
         ]
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(allowed)}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(map(str, allowed))}")
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"without chunked prefill a prompt must fit one step: max_num_batched_tokens "

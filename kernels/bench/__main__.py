@@ -7,7 +7,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-SECTIONS = ("correctness", "graphs", "decodes", "ladder", "writes", "order", "quantised", "small", "prefill", "torch")
+SECTIONS = ("correctness", "graphs", "decodes", "ladder", "writes", "order", "quantised", "small", "weights",
+            "prefill", "torch")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="begin nothing new after so many (8)")
     args = parser.parse_args(argv)
 
-    from kvlab_kernels.bench import correct, small, speed, tune
+    from kvlab_kernels.bench import correct, four_bits, small, speed, tune
     from kvlab_kernels.bench.machine import Machine, copy_bandwidth, gemm_flops
     from kvlab_kernels.bench.table import goals, table
 
@@ -35,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ceilings: copy {copy / 1e12:.2f} TB/s read and written, bf16 matrix product {gemm / 1e12:.0f} TFLOP/s")
     if args.tune:
         sections = {"decode sizes": partial(tune.decode_sizes, machine, copy),
-                    "varlen sizes": partial(tune.varlen_sizes, machine, gemm)}  # fmt: skip
+                    "varlen sizes": partial(tune.varlen_sizes, machine, gemm),
+                    "awq sizes": partial(tune.awq_sizes, machine, copy)}  # fmt: skip
     else:
         sections = {
             "correctness": partial(correct.correctness, machine),
@@ -46,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             "order": partial(speed.order_of_pages, machine, copy),
             "quantised": partial(speed.quantised, machine, copy),
             "small": partial(small.small_kernels, machine, copy),
+            "weights": partial(four_bits.products, machine, copy),
             "prefill": partial(speed.prefill, machine, gemm),
             "torch": partial(speed.torch_attention, machine, copy),  # last: FlexAttention may compile for a minute
         }

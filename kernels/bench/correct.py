@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvlab_kernels.bench import four_bits
 from kvlab_kernels.bench.cases import QWEN, TOY, Paged, in_8_bits, paged
 from kvlab_kernels.bench.machine import Machine, quantised_dtypes
 from kvlab_kernels.bench.small import both_ways, operations
@@ -89,6 +90,16 @@ def checks_of_8_bits(machine: Machine) -> Iterator[Check]:
         yield Check("varlen, mixed", stored, TOLERANCE[dtype], partial(varlen, chunks, 1))
 
 
+def checks_of_4_bits(machine: Machine) -> Iterator[Check]:
+    """Weights in 4 bits: each tile of rows, matrices that are split and one that is not, and the weight written out."""
+    dtype = torch.bfloat16 if machine.knows_bf16 else torch.float16
+    for layer, weight in four_bits.layers(machine):
+        for rows in four_bits.TOY_ROWS if machine.toy else four_bits.ROWS:
+            run = partial(four_bits.in_both_ways, weight, rows, dtype)
+            yield Check(f"4 bits, {layer}, {rows} rows", dtype, TOLERANCE[dtype], run)
+        yield Check(f"4 bits, {layer}, written out", dtype, 0.0, partial(four_bits.written_out, weight, dtype))
+
+
 def quantise(case: Paged) -> tuple[Tensor, Tensor]:
     """Numbers and scales that the kernel stores, as bytes, against those of the reference."""
     made = []
@@ -136,7 +147,7 @@ def varlen(case: Paged, max_query_len: int) -> tuple[Tensor, Tensor]:
 def correctness(machine: Machine) -> list[dict[str, Any]]:
     """A row for each check: the largest error beside the tolerance."""
     rows = []
-    for check in chain(checks(machine), checks_of_8_bits(machine)):
+    for check in chain(checks(machine), checks_of_8_bits(machine), checks_of_4_bits(machine)):
         row = {"kernel": check.kernel, "dtype": str(check.dtype).removeprefix("torch."), "tolerance": check.tolerance}
         try:
             got, expected = check.run()

@@ -9,18 +9,27 @@ from typing import Any
 
 import torch
 
+from kvlab_kernels.awq_matmul import awq_matmul
+from kvlab_kernels.bench import four_bits
 from kvlab_kernels.bench.cases import paged, useful_bytes
 from kvlab_kernels.bench.correct import describe
 from kvlab_kernels.bench.machine import Machine, Row, timed
 from kvlab_kernels.bench.speed import shape_of
-from kvlab_kernels.configs import DecodeConfig, VarlenConfig, architecture, num_sms
+from kvlab_kernels.configs import AWQConfig, DecodeConfig, VarlenConfig, architecture, num_sms
 from kvlab_kernels.split_kv import choose_num_splits, make_workspace, split_kv_attention
 from kvlab_kernels.varlen import varlen_attention
 
 DECODE_SHAPES = [(1, 32768), (8, 8192), (64, 4096)]  # batch, length
 VARLEN_SHAPES = [(8, 1, 4096), (8, 16, 4096), (1, 2048, 0), (1, 2048, 8192)]  # sequences, new tokens, context
 DECODE_GRID = list(product((32, 64, 128), (4, 8), (2, 3, 5)))
-NAMES = {"decode sizes": DecodeConfig._fields, "varlen sizes": VarlenConfig._fields}
+AWQ_ROWS = (1, 16, 32, 64, 256)
+# A warp for each 32 columns, as configs.py says.
+AWQ_GRID = [(m, n, n // 32, stages) for m, n, stages in product((16, 32, 64), (64, 128, 256), (3, 4, 5))]
+NAMES = {
+    "decode sizes": DecodeConfig._fields,
+    "varlen sizes": VarlenConfig._fields,
+    "awq sizes": ("block_m", "block_n", "num_warps", "num_stages", "splits"),
+}
 VARLEN_GRID = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3)))
 
 
@@ -57,6 +66,23 @@ def varlen_sizes(machine: Machine, gemm: float | None) -> list[Row]:
     return rows
 
 
+def awq_sizes(machine: Machine, copy: float | None) -> list[Row]:
+    """Tile, warps, stages and splits of a product with weights in 4 bits."""
+    rows = []
+    for layer, weight in four_bits.layers(machine):
+        num_bytes = sum(part.numel() * part.element_size() for part in weight[:3])
+        for num_rows in four_bits.TOY_ROWS if machine.toy else AWQ_ROWS:
+            x = torch.randn(num_rows, weight.in_features, device=machine.device).bfloat16()
+            for sizes, splits in list(product(AWQ_GRID, (1, 4, 8)))[: 2 if machine.toy else None]:
+                config = AWQConfig(*sizes)
+                if machine.out_of_time():
+                    return rows
+                row = {"layer": layer, "rows": num_rows, **config._asdict(), "splits": splits}
+                call = lambda x=x, w=weight, n=splits, s=config: awq_matmul(x, w, num_splits=n, config=s)  # noqa: E731
+                rows.append(attempt(machine, call, num_bytes, copy, row))
+    return rows
+
+
 def attempt(machine: Machine, call, work: float, ceiling: float | None, row: Row) -> Row:
     """A timed row, or one that says why these sizes do not run."""
     try:
@@ -71,7 +97,8 @@ def best(machine: Machine, found: dict[str, list[Row]]) -> dict[str, Any]:
     for section, names in NAMES.items():
         quickest: dict[str, Row] = {}
         for row in found.get(section, []):
-            shape = " ".join(f"{key}={row[key]}" for key in ("batch", "length", "new", "context") if key in row)
+            keys = ("batch", "length", "new", "context", "layer", "rows")
+            shape = " ".join(f"{key}={row[key]}" for key in keys if key in row)
             if row.get("p50") and row["p50"] < quickest.get(shape, {"p50": float("inf")})["p50"]:
                 quickest[shape] = row
         result[section] = {shape: [row[name] for name in names] for shape, row in quickest.items()}

@@ -33,6 +33,7 @@ from kvlab.engine.runner import ModelRunner
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
 from kvlab.model.attention import choose_attention_backend
+from kvlab.model.awq_linear import uses_kernel
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.loader import load_model, resolve_model
 from kvlab.sampling_params import BeamSearchParams, SamplingParams
@@ -65,7 +66,9 @@ class LLM:
         config = self.config = EngineConfig(**engine_options)
         folder = resolve_model(model)
         config.device = choose_device(config.device)
-        self.model, self.model_config = load_model(folder, dtype=config.dtype, device=config.device)
+        awq_kernel = uses_kernel(config.attention_backend, config.device)
+        self.model, self.model_config = load_model(folder, dtype=config.dtype, device=config.device,
+                                                   awq_kernel=awq_kernel, quantization=config.quantization)  # fmt: skip
         asked, known_positions = config.max_model_len, self.model_config.max_position_embeddings
         if asked is not None and asked > known_positions:
             raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")

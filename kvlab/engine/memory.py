@@ -81,4 +81,6 @@ def _memory(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype)
     # An estimate of the largest step: the MLP's two wide activations for every token, and fp32 logits for every seat.
     activations = config.max_num_batched_tokens * model_config.intermediate_size * 3 * dtype.itemsize
     activations += config.max_num_seqs * model_config.vocab_size * 3 * 4
+    if model_config.awq_group_size:  # a long step writes the largest matrix out, gate and up
+        activations += 2 * model_config.intermediate_size * model_config.hidden_size * dtype.itemsize
     return total, config.gpu_memory_utilization, total - free, activations, 0

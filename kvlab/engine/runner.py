@@ -114,6 +114,7 @@ class ModelRunner:
         Compiled while serving, a kernel would keep the requests of that moment waiting for a second or more. Graphs are
         captured here too, the largest first, from steps of padding alone: they write to no block.
         """
+        self.model.warm_up(max_num_batched_tokens)
         batches = getattr(self.model.backend, "warm_up_batches", None)
         if batches is not None:
             for batch in batches(self.kv_cache, max_num_batched_tokens, self.max_model_len):

@@ -37,6 +37,7 @@ class ModelConfig:
     `head_dim` need not be hidden_size / num_attention_heads (Qwen3). `rope_scaling` is None, or a dict with
     "rope_type" and its parameters. `attention_bias` is the bias of q, k and v; `o_bias` that of the output
     projection. `eos_token_ids` are the ids that end a generation, `dtype` is the name of the stored type.
+    `awq_group_size`: the layers' matrices are in 4 bits (model/awq.py), so many weights to a scale; None if not.
     """
 
     model_type: str
@@ -58,6 +59,7 @@ class ModelConfig:
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
+    awq_group_size: int | None = None
 
     @classmethod
     def from_folder(cls, folder) -> "ModelConfig":
@@ -103,12 +105,6 @@ class ModelConfig:
                 raise ValueError(f"{key} is {value!r}: it must be a positive whole number")
         if d.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act {d['hidden_act']!r} is not supported: only 'silu' (SwiGLU) is")
-        if d.get("quantization_config"):
-            quantization = d["quantization_config"]
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise ValueError(
-                f"quantised weights ({method!r}) are not supported: use the bf16, fp16 or fp32 checkpoint"
-            )
         _check_full_attention(d)
 
         heads = d["num_attention_heads"]
@@ -129,8 +125,10 @@ class ModelConfig:
             qk_norm=model_type == "qwen3",
             eos_token_ids=_eos(d),
             dtype=str(d.get("dtype") or d.get("torch_dtype") or "float32").removeprefix("torch."),
+            awq_group_size=_awq_group_size(d["quantization_config"]) if d.get("quantization_config") else None,
         )
         config._check_heads()
+        config._check_groups()
         return config
 
     def _check_heads(self):
@@ -147,6 +145,42 @@ class ModelConfig:
             raise ValueError(f"eos_token_id is {self.eos_token_ids!r}: it must be a token id or a list of them")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}: it must be even, because RoPE rotates pairs")
+
+    def _check_groups(self):
+        """The layers' matrices must fit the 4-bit format: whole groups of inputs, outputs by eights."""
+        size = self.awq_group_size
+        q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        for value in (self.hidden_size, self.intermediate_size, q_size):
+            if size is not None and value % size:
+                raise ValueError(
+                    f"quantization_config has group_size {size}, which does not divide {value} inputs of a layer: take "
+                    "config.json and weights from the same checkpoint"
+                )
+        if size is not None and kv_size % 8:
+            raise ValueError(f"k_proj has {kv_size} outputs: AWQ packs 8 to an int32; use the bf16 or fp16 checkpoint")
+
+
+def _awq_group_size(quantization) -> int:
+    """The group size of AWQ's 4-bit format "gemm". ValueError, with what to use instead, for every other."""
+    instead = "use the model's AWQ checkpoint (4 bits, version 'gemm'), or the one in bf16 or fp16"
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method != "awq":
+        raise ValueError(f"quantised weights ({method!r}) are not supported: {instead}")
+    bits = quantization.get("bits", quantization.get("w_bit"))  # older files say w_bit and q_group_size
+    size = quantization.get("group_size", quantization.get("q_group_size"))
+    version = str(quantization.get("version", "gemm")).lower()
+    spared = [name for name in quantization.get("modules_to_not_convert") or [] if name != "lm_head"]
+    for what, value, right in (
+        ("bits", bits, bits == 4),
+        ("version", quantization.get("version"), version == "gemm"),
+        ("zero_point", quantization.get("zero_point"), quantization.get("zero_point", True) is True),
+        ("modules_to_not_convert", spared, not spared),
+        ("lm_head", quantization.get("lm_head"), not quantization.get("lm_head")),
+        ("group_size", size, isinstance(size, int) and size in (16, 32, 64, 128, 256, 512, 1024)),
+    ):
+        if not right:
+            raise ValueError(f"AWQ weights with {what} {value!r} are not supported: {instead}")
+    return size
 
 
 def _read_json(path: Path) -> dict:

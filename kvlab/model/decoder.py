@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.model.attention import AttentionBackend, get_attention_backend
+from kvlab.model.awq import PARTS
+from kvlab.model.awq_linear import AWQLinear
 from kvlab.model.batch import FlatBatch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import KVCache
@@ -28,12 +30,12 @@ class DecoderLayer:
     """One layer's weights. q, k and v are one matrix, gate and up another: fewer and larger products."""
 
     input_layernorm: Tensor  # [hidden]
-    qkv_proj: Linear  # hidden -> (H + 2 Hkv) * D
+    qkv_proj: Linear | AWQLinear  # hidden -> (H + 2 Hkv) * D
     qk_norm: Tensor | None  # [H + Hkv, D]: q_norm for each query head, k_norm for each KV head (Qwen3)
-    o_proj: Linear  # H * D -> hidden
+    o_proj: Linear | AWQLinear  # H * D -> hidden
     post_attention_layernorm: Tensor  # [hidden]
-    gate_up_proj: Linear  # hidden -> 2 * intermediate
-    down_proj: Linear  # intermediate -> hidden
+    gate_up_proj: Linear | AWQLinear  # hidden -> 2 * intermediate
+    down_proj: Linear | AWQLinear  # intermediate -> hidden
 
 
 class CausalLM:
@@ -41,7 +43,8 @@ class CausalLM:
 
     `weights`: tensors by their Hugging Face names, as `loader.load_weights` returns them. The dict is emptied
     on the way, so that a large model is never in memory twice. `backend` is an AttentionBackend or its name.
-    `pack` allows packed linear layers on a CPU (see layers.Linear).
+    `pack` allows packed linear layers on a CPU (see layers.Linear), `awq_kernel` products with weights in 4 bits,
+    where the weights are (see awq_linear.AWQLinear).
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class CausalLM:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         pack: bool = True,
+        awq_kernel: bool = False,
     ):
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.use(get_attention_backend(backend) if isinstance(backend, str) else backend)
@@ -61,7 +65,18 @@ class CausalLM:
             # would keep the whole file mapped.
             return weights.pop(name).to(self.device, dtype, copy=True)
 
-        def linear(prefix: str, *names: str, bias: bool) -> Linear:
+        def awq_linear(prefix: str, names: tuple[str, ...], bias: bool) -> AWQLinear:
+            # Every part has the outputs along its last dimension, where whole int32 of 8 outputs lie side by side.
+            parts = (
+                torch.cat([weights.pop(f"{prefix}.{name}.{part}").to(self.device) for name in names], -1)
+                for part in PARTS
+            )
+            biases = torch.cat([take(f"{prefix}.{name}.bias") for name in names]) if bias else None
+            return AWQLinear(*parts, biases, dtype=dtype, kernel=awq_kernel, pack=pack)
+
+        def linear(prefix: str, *names: str, bias: bool) -> Linear | AWQLinear:
+            if config.awq_group_size:
+                return awq_linear(prefix, names, bias)
             weight, *rest = (
                 torch.cat([take(f"{prefix}.{name}.{kind}") for name in names])
                 for kind in (("weight", "bias") if bias else ("weight",))
@@ -97,6 +112,13 @@ class CausalLM:
         """Attend by `backend`, and compute between the products by `ops`; None: by those that go with the backend."""
         self.backend = backend
         self.ops = ops_beside(backend, self.dtype) if ops is None else ops
+
+    def warm_up(self, max_num_batched_tokens: int) -> None:
+        """Compile what the linear layers can need in steps of up to so many tokens."""
+        layer = self.layers[0]  # all have the same shapes
+        for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
+            if isinstance(linear, AWQLinear):
+                linear.warm_up(max_num_batched_tokens)
 
     @torch.inference_mode()
     def forward(self, batch: FlatBatch, kv_cache: KVCache) -> Tensor:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvlab.model.attention import AttentionBackend
+from kvlab.model.awq import PARTS
 from kvlab.model.config import ModelConfig
 from kvlab.model.decoder import CausalLM
 
@@ -25,6 +26,7 @@ DTYPES = {
     str(t).removeprefix("torch."): t for t in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 }
 STORED_TYPES = {"BF16", "F16", "F32", "F64"}
+STORED_AWQ = {"qweight": {"I32"}, "qzeros": {"I32"}, "scales": {"F16"}}
 # In old checkpoints, and computed here: the rotary frequencies.
 HARMLESS = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 
@@ -103,7 +105,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         norms |= {"self_attn.q_norm": c.head_dim, "self_attn.k_norm": c.head_dim}
     for i in range(c.num_hidden_layers):
         for name, (out_features, in_features, bias) in linears.items():
-            shapes[f"model.layers.{i}.{name}.weight"] = (out_features, in_features)
+            if c.awq_group_size:
+                groups, packed = in_features // c.awq_group_size, out_features // 8
+                parts = zip(PARTS, ((in_features, packed), (groups, packed), (groups, out_features)), strict=True)
+                shapes |= {f"model.layers.{i}.{name}.{part}": shape for part, shape in parts}
+            else:
+                shapes[f"model.layers.{i}.{name}.weight"] = (out_features, in_features)
             if bias:
                 shapes[f"model.layers.{i}.{name}.bias"] = (out_features,)
         for name, size in norms.items():
@@ -112,7 +119,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(folder: str | os.PathLike, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All weights of a safetensors checkpoint, single or sharded, cast to `dtype`, on the CPU.
+    """All weights of a safetensors checkpoint, single or sharded, cast to `dtype`, on the CPU; AWQ's parts as stored.
 
     Raises CheckpointError when files are missing or broken, and when tensors are missing, extra, of another
     shape or of an integer or 8-bit type: all of them are named, expected against found. Harmless extras are
@@ -133,8 +140,8 @@ def load_weights(folder: str | os.PathLike, config: ModelConfig, dtype: torch.dt
                 problems.append(f"extra: {name} {shape}")
             elif shape != shapes[name]:
                 problems.append(f"wrong shape: {name} expected {shapes[name]}, found {shape}")
-            elif stored not in STORED_TYPES:
-                problems.append(f"wrong type: {name} is {stored}, expected one of {sorted(STORED_TYPES)}")
+            elif stored not in (allowed := STORED_AWQ.get(name.rsplit(".", 1)[-1], STORED_TYPES)):
+                problems.append(f"wrong type: {name} is {stored}, expected one of {sorted(allowed)}")
     problems += [f"missing: {name} {shape}" for name, shape in shapes.items() if name not in found]
     if problems:
         raise CheckpointError(
@@ -146,7 +153,8 @@ def load_weights(folder: str | os.PathLike, config: ModelConfig, dtype: torch.dt
         with safe_open(path, framework="pt") as file:
             for name in file.keys():
                 if found.get(name) == path:
-                    weights[name] = file.get_tensor(name).to(dtype)
+                    tensor = file.get_tensor(name)
+                    weights[name] = tensor if name.endswith(PARTS) else tensor.to(dtype)
     return weights
 
 
@@ -193,12 +201,15 @@ def load_model(
     backend: AttentionBackend | str = "torch",
     pack: bool = True,
     source: str | None = None,
+    awq_kernel: bool = False,
+    quantization: str | None = None,
 ) -> tuple[CausalLM, ModelConfig]:
     """Resolve, check, load and build. `dtype`: "auto", a torch dtype, or its name.
 
     "auto" is bfloat16 on CUDA, and float32 on a CPU, where 16-bit matrix products are emulated unless the CPU
     has instructions for them (some 300 times slower here). Raises CheckpointError or ValueError, each with
-    its remedy.
+    its remedy. awq_kernel: multiply by weights in 4 bits where the checkpoint has them (awq_linear.AWQLinear).
+    quantization: "awq" refuses a checkpoint that has none; None takes what there is.
     """
     folder = resolve_model(name, source)
     device = torch.device(device)
@@ -212,4 +223,10 @@ def load_model(
         config = ModelConfig.from_folder(folder)
     except FileNotFoundError as error:
         raise CheckpointError(str(error)) from None
-    return CausalLM(config, load_weights(folder, config, dtype), backend, dtype, device, pack), config
+    if quantization == "awq" and not config.awq_group_size:
+        raise ValueError(
+            f"quantization is 'awq', but {str(name)!r} has no quantization_config: use its AWQ checkpoint, such as "
+            "'Qwen/Qwen2.5-7B-Instruct-AWQ', or leave quantization out"
+        )
+    weights = load_weights(folder, config, dtype)
+    return CausalLM(config, weights, backend, dtype, device, pack, awq_kernel), config

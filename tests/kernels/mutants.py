@@ -15,10 +15,11 @@ import torch
 from kernel_cases import DEVICE, bits, close, decode, far_apart, in_8_bits, paged, varlen
 
 import kvlab_kernels
-from kvlab.model import layers
+from kvlab.model import awq, layers
+from kvlab_kernels.awq_matmul import awq_matmul_reference, dequantize_reference
 from kvlab_kernels.block_copy import copy_blocks_reference
 from kvlab_kernels.cache_write import reshape_and_cache_reference
-from kvlab_kernels.configs import DecodeConfig, VarlenConfig
+from kvlab_kernels.configs import AWQConfig, DecodeConfig, VarlenConfig
 from kvlab_kernels.gather import decode_reference, gather_pages_reference
 from kvlab_kernels.quantized import dequantized, quantize_and_cache_reference
 from kvlab_kernels.rms_norm import add_rms_norm_reference
@@ -176,6 +177,24 @@ def rows_and_back(modules):
     assert torch.equal(tensor[:, [0, 2]], before[:, [3, 1]]) and torch.equal(tensor[:, [1, 3]], before[:, [1, 3]])
 
 
+def four_bits(modules, shape=(384, 40, 128), num_rows=3, splits=2):
+    """A product, and the weight written out; bits and zeros at random, no two scales of a group alike."""
+    (k, n, group), generator = shape, torch.Generator().manual_seed(0)
+    words, zeros = (torch.randint(-(2**31), 2**31, (r, n // 8), generator=generator).int() for r in (k, k // group))
+    scales = (torch.rand(k // group, n, generator=generator) + 0.1).half()
+    module = modules("awq_matmul")
+    weight = module.repack(awq.unpack(words).to(DEVICE), scales.to(DEVICE), zeros.to(DEVICE))
+    want = awq.dequantise_weight(words, zeros, scales, torch.float32).T.to(DEVICE)
+    assert torch.equal(module.dequantize(weight, torch.float32), want)
+    assert torch.equal(dequantize_reference(weight, torch.float32), want)
+    x = torch.full((num_rows + 1, k + 3), torch.nan, device=DEVICE)[:num_rows, :k]
+    x.copy_(torch.randn(num_rows, k, generator=generator))
+    bias = torch.randn(n, generator=generator).to(DEVICE) * 50
+    got = module.awq_matmul(x, weight, bias, num_splits=splits, config=AWQConfig(16, 32, 4, 2))
+    want = awq_matmul_reference(x, weight, bias)
+    assert ((got - want).abs() <= 1e-6 * want.abs().amax()).all()
+
+
 RAGGED = partial(paged, [14, 3, 9])
 TILES = partial(paged, [55])  # four tiles of 16 in one program: the second and third must rescale
 FAR = partial(far_apart, [4, 3, 2], block_size=4, num_kv_heads=1, head_dim=16)
@@ -207,6 +226,11 @@ CASES = {
     "blocks": blocks,
     "blocks, large": partial(blocks, head_dim=1500),
     "blocks, rows": rows_and_back,
+    "4 bits": four_bits,
+    "4 bits, one split": partial(four_bits, splits=1),
+    "4 bits, small groups": partial(four_bits, shape=(192, 8, 32)),
+    "4 bits, large groups": partial(four_bits, shape=(512, 8, 256), splits=1),
+    "4 bits, rows of two tiles": partial(four_bits, shape=(128, 8, 128), num_rows=18, splits=1),
 }
 for decoder in ("naive", "online_softmax", "gqa_packed"):
     CASES |= {
@@ -525,6 +549,63 @@ FAULTS = {
         "block_copy", "mask=inside), mask=inside)", "mask=inside, other=0))", "blocks"
     ),
     "rows: all pieces at the row's start": fault("block_copy", "address += size", "address += 0", "blocks, rows"),
+    "4 bits: the sign comes along": fault(
+        "awq_matmul", "(4 * plane)) & 15) | MAGIC", "(4 * plane))) | MAGIC", "4 bits"
+    ),
+    "4 bits: zeros in plain order": fault("awq_matmul", "((n & 1) * 4 + (n & 7) // 2) * 4", "(n & 7) * 4", "4 bits"),
+    "4 bits: planes and rows exchanged": fault(
+        "awq_matmul", "words |= filled[:, plane]", "words |= filled.flatten(1, 2)[:, plane::8]", "4 bits"
+    ),
+    "4 bits: every group's zero is the first's": fault(
+        "awq_matmul", "zeros + group * (N // 8)", "zeros + 0 * (N // 8)", "4 bits"
+    ),
+    "4 bits: a chunk behind with its scales": fault(
+        "awq_matmul", "(chunk + 1) * CHUNK // GROUP, n", "chunk * CHUNK // GROUP, n", "4 bits, one split"
+    ),
+    "4 bits: the next group is the next chunk": fault(
+        "awq_matmul", "(chunk + 1) * CHUNK // GROUP, n", "chunk + 1, n", "4 bits, large groups"
+    ),
+    "4 bits: scales are read behind the end": fault(
+        "awq_matmul", "n, columns & (chunk + 1 < end), N)", "n, columns, N)", "4 bits, one split"
+    ),
+    "4 bits: a small group's scale is the chunk's": fault(
+        "awq_matmul",
+        "scale = load_scale(scales, first // GROUP",
+        "scale = load_scale(scales, chunk * CHUNK // GROUP",
+        "4 bits, small groups",
+    ),
+    "4 bits: x is read behind its end": fault(
+        "awq_matmul", "(m < M)[:, None] & (k < K)[None, :]", "(m < M)[:, None]", "4 bits, small groups"
+    ),
+    "4 bits: columns behind the last": fault(
+        "awq_matmul", "words + at, mask=columns[None, :], other=0)", "words + at)", "4 bits"
+    ),
+    "4 bits: rows behind the last are written": fault(
+        "awq_matmul", "inside = (m < M)[:, None] & columns", "inside = (m >= 0)[:, None] & columns", "4 bits, one split"
+    ),
+    "4 bits: tiles of rows lie on each other": fault(
+        "awq_matmul", "m = tl.program_id(1) * BLOCK_M", "m = 0 * BLOCK_M", "4 bits, rows of two tiles"
+    ),
+    "4 bits: the last chunk is left out": fault(
+        "awq_matmul", "per_split = tl.cdiv(chunks, num_splits)", "per_split = chunks // num_splits", "4 bits"
+    ),  # fmt: skip
+    "4 bits: every split starts at 0": fault("awq_matmul", "start = split * per_split", "start = 0", "4 bits"),
+    "4 bits: partial sums on each other": fault(
+        "awq_matmul", "(split.to(tl.int64) * M + m)[:, None] * N", "(0 * M + m.to(tl.int64))[:, None] * N", "4 bits"
+    ),
+    "4 bits: the first split alone": fault(
+        "awq_matmul", "for split in range(num_splits)", "for split in range(1)", "4 bits"
+    ),
+    "4 bits: the bias is left out of a sum of splits": fault(
+        "awq_matmul", "](partial, bias, out, n", "](partial, None, out, n", "4 bits"
+    ),
+    "4 bits: the bias is left out": fault("awq_matmul", "bias if splits == 1 else None", "None", "4 bits, one split"),
+    "4 bits: rows of x thought contiguous": fault(
+        "awq_matmul", "m.to(tl.int64)[:, None] * stride_x", "m.to(tl.int64)[:, None] * K", "4 bits"
+    ),
+    "4 bits, written out: rows behind the last": fault(
+        "awq_matmul", "mask=(k < K)[:, None] & columns[None, :]", "mask=columns[None, :]", "4 bits, small groups"
+    ),
     "rows: the stride of the cache": fault("block_copy", "staging.stride(0), size)", "size, size)", "blocks, rows"),
 }
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from kvlab_kernels.bench import speed, tune
+from kvlab_kernels.bench import four_bits, speed, tune
 from kvlab_kernels.bench.__main__ import SECTIONS
 from kvlab_kernels.bench.cases import TOY, in_8_bits, paged, useful_bytes
 from kvlab_kernels.bench.correct import compare
@@ -62,7 +62,7 @@ from kvlab_kernels.bench.__main__ import main
 ones, dtype = correct.torch.ones(2), correct.torch.float32
 correct.checks = lambda machine: [correct.Check("right", dtype, 1e-5, lambda: (ones, ones)),
                                   correct.Check("raises", dtype, 1e-5, lambda: 1 / 0)]
-correct.checks_of_8_bits = lambda machine: []
+correct.checks_of_8_bits = correct.checks_of_4_bits = lambda machine: []
 sys.exit(main(["--only", "correctness"]))
 """
     done = bench(code, command=("-c",))
@@ -86,11 +86,21 @@ def test_times_become_rates_fractions_goals_and_the_best_sizes():
     assert [row["splits"] for row in rows if row["chosen"]] == [1, 1]
     faster = [row["faster"] for row in speed.quantised(machine, 1e9)]
     assert faster[0] == "1.00x" and float(faster[1][:-1]) != 1.0
-    found = {"decode sizes": tune.decode_sizes(machine, 1e9), "varlen sizes": tune.varlen_sizes(machine, 1e9)}
+    rows = four_bits.products(machine, 1e9)
+    seconds = [row["p50"] for row in rows]
+    assert [row["rate"] * second for row, second in zip(rows[:2], seconds, strict=False)] == pytest.approx(
+        [384 * 96 * 2, 384 * 96 / 2 + 3 * 96 * 2.5]
+    )
+    assert rows[1]["faster"] == f"{seconds[0] / seconds[1]:.2f}x"
+    seconds = itertools.cycle((4e-5, 2e-5, 3e-5))
+    found = {"decode sizes": tune.decode_sizes(machine, 1e9), "varlen sizes": tune.varlen_sizes(machine, 1e9),
+             "awq sizes": tune.awq_sizes(machine, 1e9)}  # fmt: skip
     best = tune.best(machine, found)
-    for section, names in (("decode sizes", 3), ("varlen sizes", 4)):
-        ((_, sizes),) = best[section].items()
-        quickest = min(found[section], key=lambda row: row["p50"])
+    assert list(best["awq sizes"])[0] == "layer=qkv rows=1"
+    for section, names in (("decode sizes", 3), ("varlen sizes", 4), ("awq sizes", 5)):
+        sizes = next(iter(best[section].values()))
+        first = [row for row in found[section] if row.get("rows") == found[section][0].get("rows")]
+        quickest = min([row for row in first if row.get("layer") == first[0].get("layer")], key=lambda row: row["p50"])
         assert len(sizes) == names and sizes == [quickest[name] for name in quickest if name in tune.NAMES[section]]
 
 

@@ -43,8 +43,45 @@ def test_with_fixed_splits_and_with_int8_too(options):
 @pytest.mark.slow
 def test_without_a_warm_up_the_first_day_compiles_and_the_second_does_not():
     found = compile_days(warm="cold")
-    assert len(found["day 1"]["compiled"]) == 6
+    assert len(found["day 1"]["compiled"]) == 9
     assert found["day 2"]["compiled"] == []
+
+
+ROWS = """
+import json, os
+os.environ["TRITON_INTERPRET"] = "0"
+import torch
+from kvlab.model.awq_linear import AWQLinear
+from kvlab_kernels.aot import compiling_for
+from kvlab_kernels.warmup import count_compilations
+linears = []
+for k, n, bias in ((1024, 1152, True), (2048, 1024, False), (1024, 18944, False)):
+    qweight, qzeros = torch.zeros(k, n // 8, dtype=torch.int32), torch.zeros(k // 128, n // 8, dtype=torch.int32)
+    parts = qweight, qzeros, torch.zeros(k // 128, n, dtype=torch.float16)
+    bias = torch.zeros(n, dtype=torch.bfloat16) if bias else None
+    linears.append(AWQLinear(*parts, bias, dtype=torch.bfloat16, kernel=True))
+with compiling_for(90) as launched:
+    found = []
+    with count_compilations() as compiled:
+        for linear in linears:
+            linear.warm_up(257)
+    found.append((sorted(compiled), sorted({kernel.hash for _, kernel in launched})))
+    launched.clear()
+    with count_compilations() as compiled:
+        for linear in linears:
+            for rows in range(1, 258):
+                linear(torch.zeros(rows, linear.in_features, dtype=torch.bfloat16))
+    found.append((sorted(compiled), sorted({kernel.hash for _, kernel in launched})))
+print(json.dumps(found))
+"""
+
+
+def test_after_the_warm_up_no_number_of_rows_compiles_a_product_in_4_bits():
+    done = subprocess.run([sys.executable, "-c", ROWS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (warm, by_warm_up), (later, by_rows) = json.loads(done.stdout)
+    assert later == [] and by_warm_up == by_rows
+    assert {"awq_matmul_kernel", "awq_reduce_kernel", "awq_dequantize_kernel"} == set(warm)
 
 
 def test_the_steps_respect_the_limits_of_the_engine():

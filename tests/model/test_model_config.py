@@ -101,7 +101,7 @@ def test_generation_config_names_the_ends_first(tmp_path):
         ({"architectures": ["Qwen2ForSequenceClassification"]}, "only Qwen2ForCausalLM is"),
         ({"hidden_size": None, "vocab_size": None}, r"lacks \['hidden_size', 'vocab_size'\]"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'.*bf16"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'.*bf16"),
         ({"use_sliding_window": True, "sliding_window": 4096}, "sliding_window 4096 is in use"),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128}, "sliding_window 128"),
         ({"layer_types": ["full_attention", "linear_attention"]}, r"layer_types \['linear_attention'\]"),
