@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.engine.staging import ALIGN, StagingBuffer
+from kvlab.engine.staging import StagingBuffer
 
 PIECES = st.lists(
     st.tuples(st.sampled_from([np.int64, np.int32, np.float64]), st.lists(st.integers(0, 9), min_size=1, max_size=2)),
@@ -25,7 +25,7 @@ def test_what_is_written_comes_out_aligned_and_untouched_by_the_others(pieces, c
         tensor = tensors[name]
         assert tensor.dtype == torch.from_numpy(np.empty(0, dtype)).dtype and tensor.shape == shape
         assert (tensor == i + 1).all() and tensor.is_contiguous()
-        assert tensor.numel() == 0 or tensor.data_ptr() % ALIGN == 0
+        assert tensor.numel() == 0 or tensor.data_ptr() % 16 == 0  # Triton compiles other kernels for other pointers
     buffer.lay_out({"other": (np.int64, (1,))})
     again = buffer.lay_out(shapes)[1]
     assert [x.data_ptr() for x in again.values()] == [x.data_ptr() for x in tensors.values()]
