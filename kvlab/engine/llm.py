@@ -97,7 +97,8 @@ class LLM:
             runner.warm_up(config.max_num_batched_tokens)
         self.engine = EngineCore(scheduler, runner)
         self._ids = itertools.count()
-        self.processor = OutputProcessor(self.tokenizer, scheduler)
+        texts = {} if parts is None else parts.text_makers
+        self.processor = OutputProcessor(self.tokenizer, scheduler, **texts)
         self._inboxes: dict[str, deque[StreamDelta]] = {}
 
     # ---- generating

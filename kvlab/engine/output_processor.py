@@ -6,7 +6,9 @@ It runs right after the step, before the next is scheduled, so that a sequence w
 computes nothing more. Every continuation gets exactly one finish reason, and every request one usage record.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvlab.engine.logits import Logprob
 from kvlab.engine.outputs import CompletionOutput, RequestOutput, StreamDelta, Usage
@@ -23,7 +25,7 @@ class Family:
     output: RequestOutput
     num_left: int
     completions: dict[int, CompletionOutput] = field(default_factory=dict)
-    texts: dict[int, tuple[Detokenizer, StopChecker]] = field(default_factory=dict)
+    texts: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # detokenizer and stop checker
 
 
 def usage(family: Family) -> Usage:
@@ -32,10 +34,15 @@ def usage(family: Family) -> Usage:
 
 
 class OutputProcessor:
-    """Follows the requests that were registered with it; outputs of others are passed over."""
+    """Follows the requests that were registered with it; outputs of others are passed over.
 
-    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler):
+    make_detokenizer, make_stop_checker: replacements for ours (lab 14).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler, make_detokenizer: Callable = Detokenizer,
+                 make_stop_checker: Callable = StopChecker):  # fmt: skip
         self._tokenizer = tokenizer
+        self._make_detokenizer, self._make_stop_checker = make_detokenizer, make_stop_checker
         self._scheduler = scheduler
         self._families: dict[str, Family] = {}
 
@@ -69,8 +76,9 @@ class OutputProcessor:
         index = sequence.child_index
         if index not in family.completions:
             family.completions[index] = CompletionOutput(index, "", [])
-            family.texts[index] = Detokenizer(self._tokenizer), StopChecker(
-                params.stop, params.include_stop_str_in_output
+            family.texts[index] = (
+                self._make_detokenizer(self._tokenizer.decode),
+                self._make_stop_checker(params.stop, params.include_stop_str_in_output),
             )
         completion, (detokenizer, stop_checker) = family.completions[index], family.texts[index]
 

@@ -58,6 +58,11 @@ class Comparison:
         return not self.yours.error and self.yours.tokens == self.ours.tokens
 
     @property
+    def same_texts(self) -> bool:
+        """Also where tokens are the same a part may have made another text of them (lab 14)."""
+        return not self.yours.error and self.yours.texts == self.ours.texts
+
+    @property
     def first_difference(self) -> tuple[Event | None, Event | None] | None:
         """The first events at which the two runs differ; None if they never do."""
         mine, theirs = self.yours.events, self.ours.events

@@ -130,13 +130,15 @@ class Lab:
         from kvlab.lab.beside import run_beside_ours
 
         result = run_beside_ours(self.parts(), **options)
-        parts, good = ", ".join(result.replaced), result.same_tokens if result.replaced else None
+        parts, good = ", ".join(result.replaced), result.same_tokens and result.same_texts if result.replaced else None
         if good is None:
             head = say("No part of yours passes its check yet: this is our engine, twice.")
         elif good:
             head = say("The engine ran on your {parts}: every token is right.", parts=parts)
         elif result.yours.error:
             head = say("The engine stopped on your {parts}.", parts=parts)
+        elif result.same_tokens:
+            head = say("The engine ran on your {parts}: every token is right, and a text is not.", parts=parts)
         else:
             head = say("The engine ran on your {parts}: some tokens are wrong.", parts=parts)
         lines = [result.yours.error] if result.yours.error else []

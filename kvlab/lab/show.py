@@ -4,6 +4,7 @@ imported when they are used.
     picture(figure, alt)              a still figure
     sliders(draw, alt, name=range)    draw(**values) anew as sliders move; a saved page keeps the first picture
     player(frames, draw)              the same with one slider over steps
+    live(draw, goes_on, alt)          a figure that is drawn anew while something goes on
     table(heads, rows)   ledger(...)  short texts; what a text says beside what we found
 """
 
@@ -63,6 +64,23 @@ def player(frames: Sequence[Any], draw: Callable[[Any, int], None], size: tuple[
         return figure
 
     sliders(at, alt, step=(0, len(frames) - 1, 0))
+
+
+def live(draw: Callable[[], Any], goes_on: Callable[[], bool], alt: str, every: float = 0.2) -> int:
+    """Show the figure that draw() returns, anew every so many seconds while goes_on(), and once more at the end.
+
+    Returns how many were shown. A saved page keeps the last one.
+    """
+    import time
+
+    from IPython.display import display
+
+    shown, number = display(_image(draw(), alt), raw=True, display_id=True), 1
+    while goes_on():
+        time.sleep(every)
+        shown.update(_image(draw(), alt), raw=True)
+        number += 1
+    return number
 
 
 def _bar(name: str, values: Range) -> Any:

@@ -1,7 +1,8 @@
-"""The parts that need a model, called by themselves: a few numbers each, beside loops that say what is meant.
+"""Parts that slot-echo has no place for, called by themselves: a few numbers, beside loops that say what is meant.
 
     attention     NumPy; labs 10 and 11                     softmax, one head after the other
     rms_norm, rope, attend, flat_batch     torch; lab 12    the same in loops, and nothing that is handed in may change
+    detokenizer, stop_checker     lab 14                    bytes, and characters, one after the other
 
 Each check raises, with what is wrong, or returns. What they need is imported when they run: other parts do without.
 """
@@ -116,10 +117,39 @@ def _flat_batch(flat_batch: Callable) -> None:
             assert row[: len(block_ids)] == block_ids, f"row {i} of block_tables is {row} for the blocks {block_ids}"
 
 
+def _detokenizer(detokenizer: Callable) -> None:
+    """A token is a byte: every character of more than one byte comes in parts, and the last one never ends."""
+    whole = "a\u5757\U0001f642b".encode()
+    made, shown = detokenizer(lambda token_ids: bytes(token_ids).decode(errors="replace")), ""
+    for end, byte in enumerate(whole, 1):
+        shown += made.add([byte])
+        want = whole[:end].decode(errors="ignore")
+        assert shown == want, f"after {end} bytes of {whole.decode()!r} it has shown {shown!r} and not {want!r}"
+    shown += made.add([0xE5]) + made.add([], final=True)
+    assert shown == whole.decode() + "\ufffd", f"at the end, with half a character left, it has shown {shown!r}"
+
+
+def _stop_checker(stop_checker: Callable) -> None:
+    """Two stop strings, one the beginning of the other; text in pieces of one character."""
+    for include, want in ((False, "xSTx"), (True, "xSTxSTOP")):
+        made, shown, found = stop_checker(("STOP!", "STOP"), include), "", None
+        for piece in "xSTxSTOP!":
+            text, found = made.add(piece, may_stop=True)
+            shown += text
+            if found is not None:
+                break
+        assert (shown, found) == (want, "STOP"), f"it has shown {shown!r} and found {found!r}, not {want!r} and 'STOP'"
+    made = stop_checker(("ab",), False)
+    shown = made.add("ab", may_stop=False)[0] + made.add("a", final=True)[0]
+    assert shown == "aba", f"nothing could stop, and at the end it has shown {shown!r} of 'aba'"
+
+
 ALONE: dict[str, tuple[str, Callable[[Callable], None]]] = {  # part -> what it is tried on, and its check
     "attention": ("three sequences in pages of two tokens", _attention),
     "rms_norm": ("rows, heads with a weight each, and 16 bits", _rms_norm),
     "rope": ("three tokens of two heads", _rope),
     "attend": ("chunks and decodes in pages of two tokens", _attend),
     "flat_batch": ("a decode, and four sequences at once", _flat_batch),
+    "detokenizer": ("a token a byte", _detokenizer),
+    "stop_checker": ("two stop strings, a character at a time", _stop_checker),
 }

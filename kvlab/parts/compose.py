@@ -33,6 +33,8 @@ class Parts:
     rms_norm, rope, attend, flat_batch: torch functions, described in kvlab.parts.kinds (lab 12). Beside `attention`,
         `attend` computes the chunks only.
     These five need a model: slot-echo has no place for them.
+    detokenizer, stop_checker: classes (decode) and (stop, include_stop) as those of kvlab.engine.text (lab 14). They
+    make text, and slot-echo has none.
     """
 
     sizing: Any = None
@@ -52,6 +54,8 @@ class Parts:
     rope: Any = None
     attend: Any = None
     flat_batch: Any = None
+    detokenizer: Any = None
+    stop_checker: Any = None
 
     def __post_init__(self):
         for name, value in self.replaced.items():
@@ -118,6 +122,11 @@ class Parts:
     def batch_layout(self) -> Any:
         """`flat_batch`, with which the runner lays out a step; None if it is not replaced."""
         return self._guarded(("flat_batch",)).get("flat_batch")
+
+    @property
+    def text_makers(self) -> dict[str, Any]:
+        """What the OutputProcessor is to make texts with, where it is not ours."""
+        return {f"make_{name}": part for name, part in self._guarded(("detokenizer", "stop_checker")).items()}
 
     def make_manager(self, config: EngineConfig, recorder: Recorder | None = None) -> KVCacheManager:
         """The manager that `config` asks for, made of these parts."""

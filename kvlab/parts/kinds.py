@@ -103,6 +103,17 @@ def _flat_batch(result, seqs, block_size) -> str | None:
     return None
 
 
+def _text(result, *args) -> str | None:
+    return None if isinstance(result, str) else f"returned {result!r:.60}: return text (str), \"\" if there is none"
+
+
+def _text_and_stop(result, *args) -> str | None:
+    fits = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], str)
+    if fits and isinstance(result[1], str | None):
+        return None
+    return f"returned {result!r:.60}: return (text to show, the stop string that ended it or None)"
+
+
 def _block(result, *args) -> str | None:
     return None if isinstance(result, KVCacheBlock) else f"returned {result!r}: return a block"
 
@@ -231,4 +242,6 @@ KINDS: dict[str, Kind] = {
     "rope": Kind("12", ("x", "positions", "theta"), complaint=_like_first),
     "attend": Kind("12", ("q", "kv", "block_table", "seq_len"), complaint=_like_first),
     "flat_batch": Kind("12", ("seqs", "block_size"), complaint=_flat_batch),
+    "detokenizer": Kind("14", ("decode",), {"add": _text}),
+    "stop_checker": Kind("14", ("stop", "include_stop"), {"add": _text_and_stop}),
 }  # fmt: skip

@@ -78,7 +78,7 @@ SMALLEST: dict[str, tuple[Smallest, ...]] = {
     "choose_victim": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "swap_or_recompute": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
     "may_resume": (Smallest("six blocks for three that grow", 6, _TIGHT, _CROWD),),
-    **dict.fromkeys(ALONE, ()),  # need a model, which slot-echo is not: they are called by themselves
+    **dict.fromkeys(ALONE, ()),  # slot-echo has no place for them: they are called by themselves
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@
     desk      calls in flight, on the event loop: who may come in, who gets which part of a report
     engine_thread   the one thread that owns the engine          metrics   vLLM's names
     server    the socket, the signals, the exit code             args      the settings
+    background  the same on a thread, for a notebook             reading   what a client makes of bytes and of metrics
 """
 
 from importlib import import_module
@@ -15,6 +16,7 @@ _HOME = {
     "EngineThread": "kvlab.serve.engine_thread",
     "ServerArgs": "kvlab.serve.args",
     "make_app": "kvlab.serve.app",
+    "serving": "kvlab.serve.background",
     "serve": "kvlab.serve.server",
 }
 __all__ = list(_HOME)
@@ -23,4 +25,8 @@ __all__ = list(_HOME)
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'kvlab.serve' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        needs = f"{name} needs the package {error.name!r}: pip install -c constraints.txt -e '.[engine,serve]'"
+        raise ModuleNotFoundError(needs, name=error.name) from error

@@ -92,7 +92,7 @@ class Offsets:
     """Where in the text each token begins. One whose character a later token completes begins where that one does."""
 
     def __init__(self, tokenizer: Any):
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer.decode)
         self._length = 0
 
     def next(self, token_id: int) -> int:

@@ -53,7 +53,8 @@ class Desk:
         """End what is unfinished, and the thread."""
         self.is_draining = True
         self._thread.stop()
-        await asyncio.to_thread(self._thread.join)
+        while self._thread.is_alive():  # not by a helper thread: a process that is ending starts none
+            await asyncio.sleep(0.005)
 
     # ---- for handlers
 

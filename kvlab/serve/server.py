@@ -73,7 +73,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:  # from here on it answers
-            print(f"kvlab serves {self._name} on {_url(sockets[0])} (Ctrl-C stops it)", file=sys.stderr, flush=True)
+            self._announce(sockets)
+
+    def _announce(self, sockets: list[socket.socket]) -> None:
+        print(f"kvlab serves {self._name} on {_url(sockets[0])} (Ctrl-C stops it)", file=sys.stderr, flush=True)
 
     @contextmanager
     def capture_signals(self):

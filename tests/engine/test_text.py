@@ -26,7 +26,7 @@ def llm():
 @given(st.text(alphabet=st.sampled_from("ab 块表分页注意力🙂🧑‍🚀é\n"), max_size=30), st.randoms())
 def test_pieces_add_up_to_the_text_and_never_break_a_character(text, rng):
     token_ids = TOKENIZER.encode(text)
-    detokenizer, pieces, start = Detokenizer(TOKENIZER), [], 0
+    detokenizer, pieces, start = Detokenizer(TOKENIZER.decode), [], 0
     while start < len(token_ids):
         stop = min(len(token_ids), start + rng.randint(1, 3))
         pieces.append(detokenizer.add(token_ids[start:stop]))
@@ -38,7 +38,7 @@ def test_pieces_add_up_to_the_text_and_never_break_a_character(text, rng):
 
 def test_an_incomplete_character_is_shown_when_there_is_nothing_more_to_come():
     token_ids = next(ids for ids in (TOKENIZER.encode(c) for c in "龘靐齉") if len(ids) > 1)
-    detokenizer = Detokenizer(TOKENIZER)
+    detokenizer = Detokenizer(TOKENIZER.decode)
     assert detokenizer.add(token_ids[:1]) == ""
     assert detokenizer.add([], final=True) == "\ufffd"
 
@@ -75,6 +75,13 @@ def test_a_stop_string_is_held_back_only_while_it_may_come():
     checker = StopChecker(("STOP",), include_stop=False)
     assert [checker.add(piece)[0] for piece in ("aS", "T", "x", "ST")] == ["a", "", "STx", ""]
     assert checker.add("OP!") == ("", "STOP")
+
+
+def test_a_stop_string_from_before_min_tokens_is_not_found_later():
+    checker = StopChecker(("b", "abc"))
+    assert checker.add("ab", may_stop=False) == ("", None)  # held back: it may become abc
+    assert checker.add("x") == ("abx", None)
+    assert checker.add("ab") == ("a", "b")
 
 
 @pytest.mark.parametrize("include", [False, True])

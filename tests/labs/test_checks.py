@@ -12,9 +12,10 @@ OTHERS = {number: load_module(SPECS / f"lab_{number}" / "others.py") for number 
 
 def cases(kind):
     for number, others in OTHERS.items():
-        for exercise, sources in getattr(others, kind).items():
-            for title, source in sources.items():
-                yield pytest.param(number, exercise, source, id=f"{number}-{exercise}-{title}")
+        for name, marks in ((kind, []), (f"MORE_{kind}", [pytest.mark.slow])):
+            for exercise, sources in getattr(others, name, {}).items():
+                for title, source in sources.items():
+                    yield pytest.param(number, exercise, source, id=f"{number}-{exercise}-{title}", marks=marks)
 
 
 def exercises():

@@ -5,7 +5,7 @@ import pytest
 from kvlab.lab.solve import run_solved
 from kvlab.lab.source import read_sources
 
-LONG = {"10", "13", "14"}  # take more than 20 seconds: in make test-all only
+LONG = {"10", "12", "13", "14"}  # take more than 20 seconds: in make test-all only
 
 
 def labs():

@@ -19,6 +19,8 @@ OF_LAB = {  # lab -> the parts that it must give
     "09": {"choose_victim", "swap_or_recompute", "may_resume"},
     "10": {"attention"},
     "11": {"attention"},
+    "12": {"rms_norm", "rope", "attend", "flat_batch"},
+    "14": {"detokenizer", "stop_checker"},
 }
 
 

@@ -10,6 +10,7 @@ from kvlab import sizing
 from kvlab.arena import ContiguousArena
 from kvlab.blocks import BlockPool, BlockPoolBase, BlockTable, FreeKVCacheBlockQueue, KVCacheBlock, OutOfBlocks, sharing
 from kvlab.config import EngineConfig
+from kvlab.engine.text import Detokenizer, StopChecker
 from kvlab.events import Recorder
 from kvlab.model import batch, layers, plain
 from kvlab.parts import KINDS, SMALLEST, PartError, Parts, survive
@@ -31,6 +32,7 @@ OURS = {
     "admit": ours.admit, "plan_tokens": ours.plan_tokens, "choose_victim": ours.choose_victim,
     "swap_or_recompute": ours.swap_or_recompute, "may_resume": ours.may_resume, "attention": paged_attention,
     "rms_norm": layers.rms_norm, "rope": plain.rope, "attend": plain.attend, "flat_batch": batch.flat_batch,
+    "detokenizer": Detokenizer, "stop_checker": StopChecker,
 }  # fmt: skip
 
 
@@ -333,6 +335,17 @@ BROKEN = {
         batch.flat_batch(*args), slot_mapping=batch.flat_batch(*args).positions), r"slot_mapping is \[0\] and must be"),
     "batch: every row is a decode": ("flat_batch", lambda *args: replace(
         batch.flat_batch(*args), num_decodes=len(args[0])), "num_decodes is 4: it must be 2 here"),
+    "text: each token alone": ("detokenizer", type("Alone", (), {
+        "__init__": lambda s, decode: setattr(s, "decode", decode),
+        "add": lambda s, token_ids, final=False: s.decode(token_ids)}), r"it has shown 'a.+' and not 'a'"),
+    "text: bytes": ("detokenizer", mine(Detokenizer, add=lambda s, token_ids, final=False: b"a"), "return text"),
+    "text: loses the end": ("detokenizer", mine(Detokenizer, add=lambda s, token_ids, final=False:
+                            Detokenizer.add(s, token_ids)), "with half a character left"),
+    "stop: sends what it should hold": ("stop_checker", mine(StopChecker, add=lambda s, text, may_stop=True, **more:
+                                        StopChecker.add(s, text, may_stop, True)), "and found None"),
+    "stop: text alone": ("stop_checker", mine(StopChecker, add=lambda s, *args, **more: "x"), "return .text to show"),
+    "stop: before min_tokens": ("stop_checker", mine(StopChecker, add=lambda s, text, may_stop=True, final=False:
+                                StopChecker.add(s, text, True, final)), "nothing could stop"),
     "resume: never": ("may_resume", lambda request, room: False, "stuck"),
 }  # fmt: skip
 

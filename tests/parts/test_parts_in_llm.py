@@ -9,6 +9,7 @@ from test_parts import OTHERS, ListQueue, mine, raising
 
 from kvlab import LLM, EngineConfig, Parts, SamplingParams
 from kvlab.engine import memory
+from kvlab.engine.text import Detokenizer, StopChecker
 from kvlab.model.batch import FlatBatch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import kv_bytes_per_token
@@ -184,6 +185,28 @@ def test_a_part_of_lab_12_that_fails_is_named(part):
     (output,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))
     assert output.outputs[0].finish_reason == "error"
     assert f"PartError: your part `{part}`: <lambda> returned" in output.error
+
+
+def test_texts_are_made_by_the_parts():
+    class Shouting(Detokenizer):
+        def add(self, token_ids, final=False):
+            return super().add(token_ids, final).upper()
+
+    class Watching(StopChecker):
+        def add(self, text, may_stop=True, final=False):
+            seen.append(text)
+            return super().add(text, may_stop, final)
+
+    seen = []
+    params = SamplingParams(temperature=0, max_tokens=12, stop=("UNIT",))
+    plain = LLM("tiny", **OPTIONS).generate("A block", SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
+    parts = Parts(detokenizer=Shouting, stop_checker=Watching)
+    text = LLM("tiny", parts=parts, **OPTIONS).generate("A block", params)[0].outputs[0].text
+    assert "unit" in plain.text and text == plain.text.upper().partition("UNIT")[0]
+    assert "".join(seen).startswith(text)
+    broken = Parts(detokenizer=type("Mine", (Detokenizer,), {"add": lambda self, token_ids, final=False: None}))
+    with pytest.raises(PartError, match="your part `detokenizer`: Mine.add returned None: return text"):
+        LLM("tiny", parts=broken, **OPTIONS).generate("A block", params)
 
 
 def test_on_a_cpu_ours_gives_what_the_pool_holds():

@@ -51,10 +51,11 @@ def split_times(found: Mapping[int, Any], chosen: int, title: str) -> Any:
     return figure
 
 
-def staircase(pairs: Sequence[tuple[int, int]], blocks: Sequence[tuple[int, int, int] | None]) -> Any:
+def staircase(pairs: Sequence[tuple[int, int]], blocks: Sequence[tuple[int, int, int] | None],
+              numbered: bool = True) -> Any:  # fmt: skip
     """A figure: for each sequence its rows of q against its tokens. Filled is what a row sees; one look a query block.
 
-    pairs: (rows, length). blocks: as kvlab.lab.scenes.mixed.query_blocks.
+    pairs: (rows, length). blocks: as kvlab.lab.scenes.mixed.query_blocks. numbered: say which.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
@@ -74,7 +75,8 @@ def staircase(pairs: Sequence[tuple[int, int]], blocks: Sequence[tuple[int, int,
                     ax.add_patch(Rectangle((token, row), 1, 1, edgecolor=INK, lw=0.5, **look))
             ends = length - rows + block[2]
             ax.add_patch(Rectangle((0, block[1]), ends, block[2] - block[1], facecolor="none", edgecolor=INK, lw=2.4))
-            ax.text(widest + 0.5, (block[1] + block[2]) / 2, f"block {number}", va="center", fontsize=10)
+            if numbered:
+                ax.text(widest + 0.5, (block[1] + block[2]) / 2, f"block {number}", va="center", fontsize=10)
         ax.axvline(length - rows, color=RED, linewidth=2, linestyle="--")
         what = "a decode" if rows == 1 else f"a chunk of {rows}"
         ax.set_title(f"sequence {seq}: {what}, after {length - rows} tokens", loc="left", fontsize=10)
