@@ -5,9 +5,9 @@
 
 A step is schedule() and update_from_output() with 256 running decodes, block size 16, contexts of about 500
 tokens and prefix caching on, so that every step also grows and publishes 16 blocks. Between the two the model
-runner lays out its inputs (ModelRunner.prepare: all that the host does before the forward), which is counted apart.
-The same again with a queue of requests that wait for a seat. One thread; minima and medians over the steps,
-best rounds for blocks and hashing.
+runner lays out its inputs (ModelRunner.prepare and lay_out: all that the host does before the forward, but for what
+the sampler asks), which is counted apart. The same again with a queue of requests that wait for a seat. One thread;
+minima and medians over the steps, best rounds for blocks and hashing.
 """
 
 import argparse
@@ -57,9 +57,10 @@ class Decodes:
         start = perf_counter()
         output = self.scheduler.schedule()
         scheduled = perf_counter()
-        _, samplers, _ = self.runner.prepare(output)
+        prepared_step = self.runner.prepare(output)
+        self.runner.lay_out(prepared_step)
         prepared = perf_counter()
-        sampled = {r.request_id: [(r.num_tokens * 97 + r.arrival) % 50_000] for r in samplers}
+        sampled = {r.request_id: [(r.num_tokens * 97 + r.arrival) % 50_000] for r in prepared_step.samplers}
         before_update = perf_counter()
         self.scheduler.update_from_output(output, sampled)
         return scheduled - start, prepared - scheduled, perf_counter() - before_update

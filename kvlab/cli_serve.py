@@ -54,6 +54,7 @@ def serve(
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same, of K and V; or int8.", **FLAG)] = None,
     quantization: Annotated[str | None, typer.Option(help="awq: insist on weights in 4 bits.", **FLAG)] = None,
     attention_backend: Annotated[str | None, typer.Option(help="auto, torch, triton or naive.", **FLAG)] = None,
+    enforce_eager: Annotated[bool | None, typer.Option(help="Never replay CUDA graphs; off.", **FLAG)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", **FLAG)] = None,
     seed: Annotated[int | None, typer.Option(help="Where the seeds of requests without one come from.", **FLAG)] = None,
 ) -> None:
@@ -83,6 +84,7 @@ def serve(
         "kv_cache_dtype": kv_cache_dtype,
         "quantization": quantization,
         "attention_backend": attention_backend,
+        "enforce_eager": enforce_eager,
         "device": device,
         "seed": seed,
         "parts": parts_of(with_) if with_ else None,

@@ -1,5 +1,6 @@
 """All settings of an engine in one place, checked when made. Names are vLLM's wherever it has one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
@@ -29,6 +30,8 @@ class EngineConfig:
     device: "auto", "cpu" or "cuda".
     attention_backend: "torch", "triton" (the kernels; without a GPU interpreted, slowly), "naive" (the slow oracle), or
         "auto": "triton" on a GPU that can run it, "torch" elsewhere.
+    enforce_eager: never replay decodes as CUDA graphs. (They are replayed with attention backend "triton" on a GPU.)
+    cudagraph_capture_sizes: batch sizes to capture graphs for; None is 1, 2, 4, 8, 16, 24, ... max_num_seqs.
     deterministic_split_tokens: of "triton": cut each context after so many tokens, so that a sequence's attention does
         not depend on its batch, to the last bit; 0 cuts as is quickest.
     """
@@ -53,6 +56,8 @@ class EngineConfig:
     device: str = "auto"
     attention_backend: str = "auto"
     deterministic_split_tokens: int = 0
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: Sequence[int] | None = None
 
     def __post_init__(self):
         at_least = [
@@ -80,9 +85,15 @@ class EngineConfig:
             raise ValueError(f"swap_space is {self.swap_space!r} GiB: use 0 for none, or a positive number")
         if not isinstance(self.seed, int):
             raise ValueError(f"seed is {self.seed!r}: use a whole number")
-        for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+        for name in ("enable_chunked_prefill", "enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: use True or False")
+        for size in self.cudagraph_capture_sizes or ():
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= self.max_num_seqs:
+                raise ValueError(
+                    f"cudagraph_capture_sizes holds {size!r}: use whole numbers from 1 to max_num_seqs "
+                    f"({self.max_num_seqs}), or None for the usual ones"
+                )
         if not isinstance(self.attention_backend, str):
             raise ValueError(
                 f"attention_backend is {self.attention_backend!r}: use 'auto', 'torch', 'triton' or 'naive'"

@@ -23,6 +23,7 @@ from kvlab.config import EngineConfig
 from kvlab.engine.beam import BeamSearchOutput, beam_output
 from kvlab.engine.branch import Branch
 from kvlab.engine.core import EngineCore
+from kvlab.engine.graphs import make_graph_pool
 from kvlab.engine.interrupts import interrupts_wait
 from kvlab.engine.memory import check_max_model_len, choose_device, plan_blocks
 from kvlab.engine.output_processor import OutputProcessor
@@ -91,6 +92,7 @@ class LLM:
         manager = None if parts is None else parts.make_manager(config, recorder)
         scheduler = Scheduler(config, manager, policies, recorder)
         runner = ModelRunner(self.model, kv_cache, config.max_num_seqs, config.max_model_len, layout)
+        runner.graphs = make_graph_pool(config, self.model)
         if config.device != "cpu":
             runner.warm_up(config.max_num_batched_tokens)
         if parts is not None and (sampler := parts.row_sampler()) is not None:

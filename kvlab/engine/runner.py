@@ -6,17 +6,24 @@
 
 Everything per token is NumPy on persistent rows of block tables: Python touches each sequence once, each
 token never. `kvlab.model.batch.flat_batch` is the slow and readable way to the same batch.
+
+The host waits for the device once a step, for the sampled tokens. All that the device needs goes there before, in one
+copy (StagingBuffer); a step of decodes alone may be the replay of a CUDA graph (GraphPool).
 """
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kvlab.blocks import cdiv
+from kvlab.engine.graphs import GraphPool, Key
+from kvlab.engine.inputs import Prepared, lay_out_by
 from kvlab.engine.logits import Adjustment, top_logprobs
-from kvlab.engine.sampler import Sampler, SampleRow
+from kvlab.engine.sampler import SamplePlan, Sampler, SampleRow
+from kvlab.engine.staging import StagingBuffer
+from kvlab.engine.table_rows import TableRows
 from kvlab.model.batch import FlatBatch
 from kvlab.model.decoder import CausalLM
 from kvlab.model.kv_cache import KVCache
@@ -24,42 +31,11 @@ from kvlab.sampling_params import uniform
 from kvlab.schedule import Request, SampledTokens, SchedulerOutput
 
 
-class TableRows:
-    """Copies of the block tables of running sequences, one row each, brought up to date by what is new.
-
-    Only a cache: a row is known by the table's version, so a request that comes back, or whose block was
-    replaced by a copy, is read again as a whole, and rows of sequences that have left may be dropped at any time.
-    """
-
-    def __init__(self, max_num_seqs: int, max_num_blocks: int):
-        self.ids = np.zeros((max_num_seqs, max_num_blocks), dtype=np.int32)
-        self._row_of: dict[str, int] = {}
-        self._free = list(range(max_num_seqs))
-        self._version = [0] * max_num_seqs
-        self._filled = [0] * max_num_seqs
-
-    def sync(self, output: SchedulerOutput) -> dict[str, int]:
-        """Bring the rows of all scheduled sequences up to date; row by request id."""
-        row_of, versions, num_filled = self._row_of, self._version, self._filled
-        if len(self._free) < len(output.scheduled):
-            scheduled = {request.request_id for request, _ in output.scheduled}
-            for gone in [request_id for request_id in self._row_of if request_id not in scheduled]:
-                self._free.append(self._row_of.pop(gone))
-        for (request, _), table in zip(output.scheduled, output.block_tables, strict=True):
-            row = row_of.get(request.request_id)
-            if row is None:
-                row = row_of[request.request_id] = self._free.pop()
-            filled = num_filled[row] if versions[row] == table.version else 0
-            if len(table) != filled:
-                self.ids[row, filled : len(table)] = [block.block_id for block in table[filled:]]
-                versions[row], num_filled[row] = table.version, len(table)
-        return row_of
-
-
 class ModelRunner:
     """Runs a CausalLM over its KVCache for the engine.
 
     layout: lays out every step in the place of ours, as kvlab.model.batch.flat_batch(seqs, block_size) does.
+    graphs: replays steps of decodes; None runs all of them eagerly.
     """
 
     def __init__(self, model: CausalLM, kv_cache: KVCache, max_num_seqs: int, max_model_len: int,
@@ -69,7 +45,11 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.layout = layout
         self.sampler = Sampler()
-        self.rows = TableRows(max_num_seqs, cdiv(max_model_len, kv_cache.block_size))
+        self.graphs: GraphPool | None = None
+        width = cdiv(max_model_len, kv_cache.block_size)
+        self.rows = TableRows(max_num_seqs, width)
+        # All seats decoding at full length, which graphs must find here, or some thousand tokens of prompts.
+        self.staging = StagingBuffer(4 * max_num_seqs * width + (1 << 18), kv_cache.device)
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         """Make the copies, compute every scheduled token, sample. Token ids by request id."""
@@ -79,121 +59,163 @@ class ModelRunner:
             output.block_ops_done = True
         if not output.scheduled:
             return sampled
-        batch, samplers, prompt_rows = self.prepare(output)
-        logits = self.model.forward(batch, self.kv_cache)
+        step = self.prepare(output)
         rows, owners = [], []
-        for index, request in enumerate(samplers):
+        for index, request in enumerate(step.samplers):
             for child in range(1 + request.num_to_fork):
                 rows.append(sample_row(index, request, child))
                 owners.append(request)
-        tokens = self.sampler(logits, rows)
+        plan = None
+        if isinstance(self.sampler, Sampler):  # another one is called with the logits and the rows
+            exact = self.model.dtype == torch.float64
+            plan = SamplePlan(rows, self.model.config.vocab_size, torch.float64 if exact else torch.float32)
+        batch, key, arrays = self.lay_out(step, plan.arrays if plan else {})
+        logits = self.forward(batch, key)[: len(step.logits_rows)]
+        tokens = []
+        if rows:
+            tokens = self.sampler.enqueue(logits, plan, arrays).tokens() if plan else self.sampler(logits, rows)
         for request, token in zip(owners, tokens, strict=True):
             sampled.setdefault(request.request_id, []).append(token)
-        asked = [i for i, request in enumerate(owners) if request.num_logprobs is not None]
-        if asked:
-            entries = top_logprobs(logits[[rows[i].row for i in asked]], [tokens[i] for i in asked],
-                                   [owners[i].num_logprobs for i in asked])  # fmt: skip
-            for i, entry in zip(asked, entries, strict=True):
-                sampled.logprobs.setdefault(owners[i].request_id, []).append(entry)
-        if prompt_rows:
-            self._keep_prompt_logprobs(logits[len(samplers) :], prompt_rows)
+        self._keep_logprobs(logits, step, rows, owners, tokens, sampled)
         return sampled
 
+    def forward(self, batch: FlatBatch, key: Key | None) -> Tensor:
+        """Logits of the batch; padded to the bucket if `key` names one."""
+        if key is None:
+            return self.model.forward(batch, self.kv_cache)
+        return self.graphs.run(key, lambda: self.model.forward(batch, self.kv_cache))
+
     @staticmethod
-    def _keep_prompt_logprobs(logits: torch.Tensor, prompt_rows: list[tuple[Request, int]]) -> None:
-        """By position, so that doing it again (a step that is tried anew, a recomputation) changes nothing."""
-        token_ids = [request.all_token_ids[position] for request, position in prompt_rows]
-        counts = [request.sampling_params.prompt_logprobs for request, _ in prompt_rows]
-        entries = top_logprobs(logits, token_ids, counts)
-        for (request, position), entry in zip(prompt_rows, entries, strict=True):
+    def _keep_logprobs(logits: Tensor, step: Prepared, rows: list[SampleRow], owners: list[Request],
+                       tokens: list[int], sampled: SampledTokens) -> None:  # fmt: skip
+        """The log-probabilities that are asked for, in one more transfer from the device.
+
+        Those of prompts are kept by position, so that doing it again (a step that is tried anew, a recomputation)
+        changes nothing.
+        """
+        asked = [i for i, request in enumerate(owners) if request.num_logprobs is not None]
+        if not asked and not step.prompt_rows:
+            return
+        positions = [request.all_token_ids[position] for request, position in step.prompt_rows]
+        counts = [request.sampling_params.prompt_logprobs for request, _ in step.prompt_rows]
+        entries = top_logprobs(
+            logits[[rows[i].row for i in asked] + list(range(len(step.samplers), len(logits)))],
+            [tokens[i] for i in asked] + positions,
+            [owners[i].num_logprobs for i in asked] + counts,
+        )
+        for i, entry in zip(asked, entries, strict=False):
+            sampled.logprobs.setdefault(owners[i].request_id, []).append(entry)
+        for (request, position), entry in zip(step.prompt_rows, entries[len(asked) :], strict=True):
             request.prompt_logprobs[position] = entry
 
     def warm_up(self, max_num_batched_tokens: int) -> None:
         """Let a backend that compiles kernels compile all that steps of up to so many tokens can need; others: nothing.
 
-        Compiled while serving, a kernel would keep the requests of that moment waiting for a second or more.
+        Compiled while serving, a kernel would keep the requests of that moment waiting for a second or more. Graphs are
+        captured here too, the largest first, from steps of padding alone: they write to no block.
         """
         self.model.warm_up(max_num_batched_tokens)
         batches = getattr(self.model.backend, "warm_up_batches", None)
         if batches is not None:
             for batch in batches(self.kv_cache, max_num_batched_tokens, self.max_model_len):
                 self.model.forward(batch, self.kv_cache)
+        if self.graphs is not None:
+            self.graphs.capture_all(lambda key: self.forward(*self.lay_out(Prepared(), key=key)[:2]))
 
-    def prepare(self, output: SchedulerOutput) -> tuple[FlatBatch, list[Request], list[tuple[Request, int]]]:
-        """Lay out the step; also whom the rows of the logits are for.
-
-        First the requests to sample for, then (request, position) of prompt tokens whose log-probability is asked for.
-        """
+    def prepare(self, output: SchedulerOutput) -> Prepared:
+        """Put the step in the order of the batch, and see whom its logits will be for."""
         row_of = self.rows.sync(output)
         ordered = [entry for entry in output.scheduled if entry[1] == 1]
-        num_decodes = len(ordered)
-        if num_decodes < len(output.scheduled):
+        step = Prepared(num_decodes=len(ordered))
+        if len(ordered) < len(output.scheduled):
             ordered += [entry for entry in output.scheduled if entry[1] != 1]
-        token_ids, starts, table_rows = [], [], []
-        samplers, sampler_rows, prompt_rows, prompt_row_ids = [], [], [], []
+        token_ids, prompt_row_ids = step.token_ids, []
         for request, num_tokens in ordered:
             tokens, start = request.all_token_ids, request.num_computed_tokens
-            starts.append(start)
-            table_rows.append(row_of[request.request_id])
+            step.starts.append(start)
+            step.counts.append(num_tokens)
+            step.table_rows.append(row_of[request.request_id])
             if num_tokens == 1:
                 token_ids.append(tokens[start])
             else:
                 token_ids += tokens[start : start + num_tokens]
             if start + num_tokens == len(tokens):
-                samplers.append(request)
-                sampler_rows.append(len(token_ids) - 1)
+                step.samplers.append(request)
+                step.logits_rows.append(len(token_ids) - 1)
             if start + 1 < request.num_prompt_tokens and request.needs_prompt_logprobs:
                 first = len(token_ids) - num_tokens - start  # the row of position 0, if it were here
                 for position in range(start + 1, min(start + num_tokens + 1, request.num_prompt_tokens)):
-                    prompt_rows.append((request, position))
+                    step.prompt_rows.append((request, position))
                     prompt_row_ids.append(first + position - 1)
+        step.logits_rows += prompt_row_ids
+        return step
 
-        if self.layout is not None:
-            return self._lay_out(output, ordered, samplers, prompt_row_ids), samplers, prompt_rows
-        rows, starts = np.array(table_rows), np.array(starts)
-        counts = np.array([num_tokens for _, num_tokens in ordered])
+    def _send(self, more: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        arrays, tensors = self.staging.lay_out({name: (array.dtype, array.shape) for name, array in more.items()})
+        for name, array in more.items():
+            arrays[name][...] = array
+        self.staging.send()
+        return tensors
+
+    def lay_out(
+        self, step: Prepared, more: Mapping[str, np.ndarray] | None = None, key: Key | None = None
+    ) -> tuple[FlatBatch, Key | None, dict[str, Tensor]]:
+        """The step on the device: the batch, the graph to replay it with if there is one, and tensors of `more`.
+
+        With a key the batch is padded to its size, and its tensors lie where those of every step with that key do.
+        """
+        num_seqs, num_tokens, num_logits = len(step.starts), len(step.token_ids), len(step.logits_rows)
+        starts, counts = np.array(step.starts, dtype=np.int64), np.array(step.counts, dtype=np.int64)
         seq_lens = starts + counts
-        query_start_loc = np.zeros(len(ordered) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
-        positions = np.arange(len(token_ids)) + np.repeat(starts - query_start_loc[:-1], counts)
+        max_seq_len, max_query_len = int(seq_lens.max(initial=1)), int(counts.max(initial=1))
         size = self.kv_cache.block_size
-        blocks = self.rows.ids[np.repeat(rows, counts), positions // size].astype(np.int64)
-        max_seq_len = int(seq_lens.max())
-
-        def tensor(values, dtype=None):  # by way of NumPy, which reads a list twice as fast
-            return torch.from_numpy(np.asarray(values, dtype=dtype)).to(self.kv_cache.device)
-
-        batch = FlatBatch(
-            token_ids=tensor(token_ids, np.int64),
-            positions=tensor(positions),
-            slot_mapping=tensor(blocks * size + positions % size),
-            query_start_loc=tensor(query_start_loc),
-            seq_lens=tensor(seq_lens, np.int32),
-            block_tables=tensor(self.rows.ids[rows, : cdiv(max_seq_len, size)]),
-            logits_indices=tensor(sampler_rows + prompt_row_ids, np.int64),
-            num_decodes=num_decodes,
-            max_query_len=int(counts.max()),
-            max_seq_len=max_seq_len,
+        used = cdiv(max_seq_len, size)
+        if key is None and self.graphs is not None and step.num_decodes == num_seqs:
+            key = self.graphs.key(num_seqs, max_seq_len)
+        s, t, r, d, width = num_seqs, num_tokens, num_logits, step.num_decodes, used  # the sizes of the batch
+        if key is not None:
+            s = t = r = d = key[0]
+            width, max_seq_len = cdiv(key[1], size), key[1]
+        more = more or {}
+        if self.layout is not None:
+            return lay_out_by(self.layout, step, self.rows.ids, self.kv_cache), None, self._send(more)
+        arrays, tensors = self.staging.lay_out(
+            {
+                "token_ids": (np.int64, (t,)),
+                "positions": (np.int64, (t,)),
+                "slot_mapping": (np.int64, (t,)),
+                "query_start_loc": (np.int32, (s + 1,)),
+                "seq_lens": (np.int32, (s,)),
+                "block_tables": (np.int32, (s, width)),
+                "logits_indices": (np.int64, (r,)),
+                **{name: (array.dtype, array.shape) for name, array in more.items()},
+            }
         )
-        return batch, samplers, prompt_rows
-
-    def _lay_out(self, output: SchedulerOutput, ordered: list[tuple[Request, int]], samplers: list[Request],
-                 prompt_row_ids: list[int]) -> FlatBatch:  # fmt: skip
-        """The batch as `layout` makes it, on the model's device. Rows for the prompt's log-probabilities are added."""
-        tables = {request.request_id: table for (request, _), table in
-                  zip(output.scheduled, output.block_tables, strict=True)}  # fmt: skip
-        sampled = {request.request_id for request in samplers}
-        seqs = []
-        for request, num_tokens in ordered:
-            start, name = request.num_computed_tokens, request.request_id
-            token_ids = list(request.all_token_ids[start : start + num_tokens])
-            seqs.append((token_ids, start, [block.block_id for block in tables[name]], name in sampled))
-        batch = self.layout(seqs, self.kv_cache.block_size)
-        values = {field.name: getattr(batch, field.name) for field in fields(FlatBatch)}
-        more = torch.tensor(prompt_row_ids, dtype=torch.int64)
-        values["logits_indices"] = torch.cat((batch.logits_indices, more))
-        tensors = {name: x.to(self.kv_cache.device) for name, x in values.items() if isinstance(x, torch.Tensor)}
-        return FlatBatch(**values | tensors)
+        arrays["query_start_loc"][0] = 0
+        ends = np.cumsum(counts, out=arrays["query_start_loc"][1 : num_seqs + 1])
+        positions = np.arange(num_tokens) + np.repeat(starts + counts - ends, counts)
+        rows = np.array(step.table_rows, dtype=np.int64)
+        blocks = self.rows.ids[np.repeat(rows, counts), positions // size].astype(np.int64)
+        arrays["token_ids"][:num_tokens] = step.token_ids
+        arrays["positions"][:num_tokens] = positions
+        arrays["slot_mapping"][:num_tokens] = blocks * size + positions % size
+        arrays["seq_lens"][:num_seqs] = seq_lens
+        arrays["block_tables"][:num_seqs, :used] = self.rows.ids[rows, :used]  # nobody reads what stands behind
+        arrays["logits_indices"][:num_logits] = step.logits_rows
+        if key is not None:  # the rest is padding, one row for each sequence, as in every decode
+            arrays["token_ids"][num_tokens:] = 0
+            arrays["positions"][num_tokens:] = 0
+            arrays["slot_mapping"][num_tokens:] = -1
+            arrays["query_start_loc"][num_seqs + 1 :] = np.arange(num_seqs + 1, s + 1)
+            arrays["seq_lens"][num_seqs:] = 1
+            arrays["block_tables"][num_seqs:, 0] = 0
+            arrays["logits_indices"][num_logits:] = 0
+        for name, array in more.items():
+            arrays[name][...] = array
+        self.staging.send()
+        extra = {name: tensors[name] for name in more}
+        inputs = {name: tensor for name, tensor in tensors.items() if name not in more}
+        return FlatBatch(**inputs, num_decodes=d, max_query_len=max_query_len, max_seq_len=max_seq_len), key, extra
 
 
 def sample_row(index: int, request: Request, child: int) -> SampleRow:

@@ -81,6 +81,7 @@ class TritonAttention:
     """
 
     interpreted = INTERPRETED
+    graph_safe = True  # plan and attend only launch, with what follows from the bucket: no look at a value
     block_copy = block_copy  # with which the cache moves its blocks
 
     def __init__(self, split_tokens: int = 0):
@@ -88,6 +89,7 @@ class TritonAttention:
             raise ValueError(f"split_tokens is {split_tokens}: give 0, or tokens after which to cut, such as 512")
         self.split_tokens = split_tokens
         self._workspace = torch.empty(0), torch.empty(0)
+        self._outgrown = []  # a captured graph writes to the workspace of its day: never given back
 
     def check(self, kv_cache: KVCache) -> None:
         """ValueError or RuntimeError, with the remedy, if the kernels cannot read `kv_cache` here."""
@@ -186,6 +188,7 @@ class TritonAttention:
         partial, lse = self._workspace
         count = num_seqs * num_heads * num_splits
         if len(lse) < count or len(partial) < count * head_dim or lse.device != device:
+            self._outgrown.append(self._workspace)
             made = make_workspace(num_seqs, num_heads, num_splits, head_dim, device)
             partial, lse = self._workspace = made.partial.view(-1), made.lse.view(-1)
         shape = num_seqs, num_heads, num_splits

@@ -38,7 +38,9 @@ class ComparingRunner:
         return self.echo.execute(output)
 
     def compare(self, output) -> None:
-        batch, samplers, prompt_rows = self.runner.prepare(output)
+        step = self.runner.prepare(output)
+        samplers, prompt_rows = step.samplers, step.prompt_rows
+        batch, _, _ = self.runner.lay_out(step)
         entries = list(zip(output.scheduled, output.block_tables, strict=True))
         entries.sort(key=lambda entry: entry[0][1] != 1)  # decodes first, else in order
         seqs, row, want_samplers, want_prompt_rows, prompt_row_ids = [], 0, [], [], []
@@ -101,5 +103,5 @@ def test_slots_past_2_to_the_31():
     runner = ModelRunner(None, KVCache(smallest, 2, 16, torch.float32), 1, MAX_LEN)
     request, far = Request("a", range(20)), 2**28
     table = BlockTable([KVCacheBlock(far + 5), KVCacheBlock(far)])
-    batch, _, _ = runner.prepare(SchedulerOutput(1, [(request, 20)], [table]))
+    batch, _, _ = runner.lay_out(runner.prepare(SchedulerOutput(1, [(request, 20)], [table])))
     assert batch.slot_mapping.tolist() == [(far + 5) * 16 + i for i in range(16)] + [far * 16 + i for i in range(4)]
