@@ -100,7 +100,7 @@ def _name_of(model: str) -> str:
 
 def _run(args: Any, model: str, options: dict[str, Any]) -> int:
     with needs("engine", "serve"):
-        from kvlab import LLM
+        from kvlab import LLMEngine
         from kvlab.serve import serve as run
 
-        return run(args, lambda recorder: LLM(model, recorder=recorder, **options))
+        return run(args, lambda recorder: LLMEngine(model, recorder=recorder, **options))

@@ -18,14 +18,14 @@ LONG = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0, 
 # A slower engine, so that signals come in the midst of requests on any machine; and one that dies when told.
 PRELUDE = """
 import os, sys, time
-from kvlab.engine.llm import LLM
-step = LLM.step
+from kvlab.engine.llm_engine import LLMEngine
+step = LLMEngine.step
 def slow(self):
     time.sleep(0.02)
     if os.path.exists(os.environ["KILL"]):
         raise RuntimeError("told to die")
     return step(self)
-LLM.step = slow
+LLMEngine.step = slow
 from kvlab.cli import main
 main()
 """
@@ -136,7 +136,7 @@ def test_flags_reach_the_engine_and_the_server(monkeypatch):
 
     seen = {}
     monkeypatch.setattr(server, "serve", lambda args, make_llm: seen.update(args=args, options=make_llm("r")) or 0)
-    monkeypatch.setitem(vars(kvlab), "LLM", lambda model, **options: (model, options))
+    monkeypatch.setitem(vars(kvlab), "LLMEngine", lambda model, **options: (model, options))
     monkeypatch.setenv("KVLAB_API_KEY", "from-env")
     flags = "--host 0.0.0.0 --port 1 --max-waiting 9 --drain-timeout 3 --max-model-len 64 --max-num-seqs 5"
     flags += " --swap-space 0.5 --max-num-batched-tokens 99 --gpu-memory-utilization 0.5 --block-size 4 --seed 3"

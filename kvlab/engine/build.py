@@ -1,0 +1,77 @@
+"""From settings to an engine that can step: everything is made here, in the order in which it needs one another.
+
+    settings -> EngineConfig -> weights -> blocks that fit beside them -> KVCache -> attention backend
+                                                                              '-> Scheduler, ModelRunner -> EngineCore
+
+What it settles on the way (device, max_model_len, the numbers of blocks) it writes into the EngineConfig.
+"""
+
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+
+from kvlab.config import EngineConfig
+from kvlab.engine.core import EngineCore
+from kvlab.engine.memory import check_max_model_len, choose_device, plan_blocks
+from kvlab.engine.runner import ModelRunner
+from kvlab.engine.tokenizer import Tokenizer
+from kvlab.events import Recorder
+from kvlab.model.attention import choose_attention_backend
+from kvlab.model.config import ModelConfig
+from kvlab.model.decoder import CausalLM
+from kvlab.model.kv_cache import KVCache
+from kvlab.model.loader import load_model, resolve_model
+from kvlab.schedule import Policies, Scheduler
+
+
+class Built(NamedTuple):
+    model: CausalLM
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    engine_core: EngineCore
+
+
+def make_config(engine_options: dict[str, Any]) -> EngineConfig:
+    """ValueError names an unknown option, or an impossible value."""
+    known = {field.name for field in fields(EngineConfig)}
+    if unknown := sorted(set(engine_options) - known):
+        raise ValueError(f"unknown engine option {unknown[0]!r}; the options are {', '.join(sorted(known))}")
+    return EngineConfig(**engine_options)
+
+
+def build_engine(name: str, config: EngineConfig, policies: Policies | None = None, parts: Any = None,
+                 recorder: Recorder | None = None) -> Built:  # fmt: skip
+    """Load the model `name` and make an engine for it. ValueError if it cannot be run so here, with the remedy."""
+    if parts is not None:
+        if not hasattr(parts, "make_manager"):
+            raise ValueError(f"parts is {parts!r}: give a kvlab.Parts, such as Parts(free_queue=FreeQueue)")
+        if policies is not None:
+            raise ValueError("policies and parts are both given: name the policies in parts too")
+        policies = parts.policies
+    folder = resolve_model(name)
+    config.device = choose_device(config.device)
+    model, model_config = load_model(folder, dtype=config.dtype, device=config.device)
+    asked, known_positions = config.max_model_len, model_config.max_position_embeddings
+    if asked is not None and asked > known_positions:
+        raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")
+    config.max_model_len = asked or known_positions
+
+    dtype = model.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    sizing = () if parts is None else (parts.num_gpu_blocks,)
+    num_gpu, num_cpu = plan_blocks(config, model_config, dtype, *sizing)
+    if asked is not None or config.reservation == "contiguous":
+        check_max_model_len(config, num_gpu)
+    config.num_gpu_blocks_override, config.num_cpu_blocks_override = num_gpu, num_cpu
+    kv_cache = KVCache(model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
+    # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
+    model.backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
+    if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
+        model.backend = attention
+    tokenizer = Tokenizer(folder)
+    manager = None if parts is None else parts.make_manager(config, recorder)
+    scheduler = Scheduler(config, manager, policies, recorder)
+    runner = ModelRunner(model, kv_cache, config.max_num_seqs, config.max_model_len)
+    if config.device != "cpu":
+        runner.warm_up(config.max_num_batched_tokens)
+    return Built(model, model_config, tokenizer, EngineCore(scheduler, runner))
