@@ -1,7 +1,7 @@
 """From settings to an engine that can step: everything is made here, in the order in which it needs one another.
 
-    settings -> EngineConfig -> weights -> blocks that fit beside them -> KVCache -> attention backend
-                                                                              '-> Scheduler, ModelRunner -> EngineCore
+    settings -> EngineConfig -> weights -> the largest step, measured -> blocks that fit beside both
+        -> KVCache -> attention backend -> ModelRunner -> EngineCore <- Scheduler
 
 What it settles on the way (device, max_model_len, the numbers of blocks) it writes into the EngineConfig.
 """
@@ -13,7 +13,8 @@ import torch
 
 from kvlab.config import EngineConfig
 from kvlab.engine.core import EngineCore
-from kvlab.engine.memory import check_max_model_len, choose_device, plan_blocks
+from kvlab.engine.memory import check_max_model_len, choose_device, log_memory, out_of_memory, plan_blocks
+from kvlab.engine.profile import Meter, meter_for, profile
 from kvlab.engine.runner import ModelRunner
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
@@ -23,6 +24,12 @@ from kvlab.model.decoder import CausalLM
 from kvlab.model.kv_cache import KVCache
 from kvlab.model.loader import load_model, resolve_model
 from kvlab.schedule import Policies, Scheduler
+
+SMALLER_MODEL = (
+    "use a smaller or a quantised model, or end what else uses the GPU; `kvlab plan` says what fits which GPU"
+)
+SMALLER_STEP = "lower max_num_batched_tokens, max_num_seqs or max_model_len, or end what else uses the GPU"
+FEWER_BLOCKS = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else uses the GPU"
 
 
 class Built(NamedTuple):
@@ -41,8 +48,11 @@ def make_config(engine_options: dict[str, Any]) -> EngineConfig:
 
 
 def build_engine(name: str, config: EngineConfig, policies: Policies | None = None, parts: Any = None,
-                 recorder: Recorder | None = None) -> Built:  # fmt: skip
-    """Load the model `name` and make an engine for it. ValueError if it cannot be run so here, with the remedy."""
+                 recorder: Recorder | None = None, meter: Meter | None = None) -> Built:  # fmt: skip
+    """Load the model `name` and make an engine for it. ValueError if it cannot be run so here, with the remedy.
+
+    meter: what measures the device's memory; None takes CUDA's on a GPU, and on a CPU measures nothing.
+    """
     if parts is not None:
         if not hasattr(parts, "make_manager"):
             raise ValueError(f"parts is {parts!r}: give a kvlab.Parts, such as Parts(free_queue=FreeQueue)")
@@ -51,27 +61,37 @@ def build_engine(name: str, config: EngineConfig, policies: Policies | None = No
         policies = parts.policies
     folder = resolve_model(name)
     config.device = choose_device(config.device)
-    model, model_config = load_model(folder, dtype=config.dtype, device=config.device)
+    with out_of_memory(f"loading the weights of {name!r}", SMALLER_MODEL):
+        model, model_config = load_model(folder, dtype=config.dtype, device=config.device)
     asked, known_positions = config.max_model_len, model_config.max_position_embeddings
     if asked is not None and asked > known_positions:
         raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")
     config.max_model_len = asked or known_positions
-
     dtype = model.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+
+    def make_runner(num_blocks: int, num_cpu_blocks: int = 0) -> ModelRunner:
+        kv_cache = KVCache(model_config, num_blocks, config.block_size, dtype, config.device, num_cpu_blocks)
+        # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
+        model.backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
+        if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
+            model.backend = attention
+        return ModelRunner(model, kv_cache, config.max_num_seqs, config.max_model_len)
+
+    memory, meter = None, meter or meter_for(config.device)
+    if meter is not None and config.num_gpu_blocks_override is None:
+        with out_of_memory("running the largest step", SMALLER_STEP):
+            memory = profile(make_runner(2), config, meter)
     sizing = () if parts is None else (parts.num_gpu_blocks,)
-    num_gpu, num_cpu = plan_blocks(config, model_config, dtype, *sizing)
+    num_gpu, num_cpu = plan_blocks(config, model_config, dtype, memory, *sizing)
     if asked is not None or config.reservation == "contiguous":
         check_max_model_len(config, num_gpu)
     config.num_gpu_blocks_override, config.num_cpu_blocks_override = num_gpu, num_cpu
-    kv_cache = KVCache(model_config, num_gpu, config.block_size, dtype, config.device, num_cpu)
-    # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
-    model.backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
-    if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
-        model.backend = attention
+    with out_of_memory(f"making {num_gpu} K/V blocks", FEWER_BLOCKS):
+        runner = make_runner(num_gpu, num_cpu)
+        if config.device != "cpu":
+            runner.warm_up(config.max_num_batched_tokens)
+    log_memory(config, runner.kv_cache.bytes_per_block, memory)
     tokenizer = Tokenizer(folder)
     manager = None if parts is None else parts.make_manager(config, recorder)
     scheduler = Scheduler(config, manager, policies, recorder)
-    runner = ModelRunner(model, kv_cache, config.max_num_seqs, config.max_model_len)
-    if config.device != "cpu":
-        runner.warm_up(config.max_num_batched_tokens)
     return Built(model, model_config, tokenizer, EngineCore(scheduler, runner))
