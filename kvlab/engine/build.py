@@ -72,9 +72,10 @@ def build_engine(name: str, config: EngineConfig, policies: Policies | None = No
     def make_runner(num_blocks: int, num_cpu_blocks: int = 0) -> ModelRunner:
         kv_cache = KVCache(model_config, num_blocks, config.block_size, dtype, config.device, num_cpu_blocks)
         # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
-        model.backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
+        backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
         if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
-            model.backend = attention
+            backend = attention
+        model.use(backend)
         return ModelRunner(model, kv_cache, config.max_num_seqs, config.max_model_len)
 
     memory, meter = None, meter or meter_for(config.device)
