@@ -21,8 +21,9 @@ from kvlab.events import Recorder
 from kvlab.model.attention import choose_attention_backend
 from kvlab.model.config import ModelConfig
 from kvlab.model.decoder import CausalLM
+from kvlab.model.hub import resolve_model
 from kvlab.model.kv_cache import KVCache
-from kvlab.model.loader import load_model, resolve_model
+from kvlab.model.loader import load_model
 from kvlab.schedule import Policies, Scheduler
 
 SMALLER_MODEL = (
