@@ -73,7 +73,7 @@ def random_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: i
         elif name.endswith("bias"):
             noise = 0.3 * noise
         else:
-            noise *= 0.5 if "embed" in name else 1.4 / shape[1] ** 0.5
+            noise *= 0.1 if "embed" in name else 1.4 / shape[1] ** 0.5
         piece.copy_(noise)
     return tensor
 
