@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import kvlab
-from kvlab import cli_labs, cli_serve, cli_sim
+from kvlab import cli_labs, cli_plan, cli_serve, cli_sim
 
 app = typer.Typer(
     help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
@@ -211,6 +211,8 @@ def calibrate(
 
 
 app.command()(cli_serve.serve)
+app.command()(cli_plan.plan)
+app.command()(cli_plan.random_model)
 app.command()(cli_sim.simulate)
 
 

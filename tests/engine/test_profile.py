@@ -1,6 +1,7 @@
 """The pool is sized by what the largest steps took, on a device that counts bytes; what a GPU says is faked."""
 
 import logging
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +16,13 @@ from kvlab.engine import build
 from kvlab.engine.build import build_engine, make_config
 from kvlab.engine.profile import CudaMeter, largest_steps
 from kvlab.engine.runner import ModelRunner
+from kvlab.model.known import known_config
 from kvlab.model.kv_cache import kv_bytes_per_token
+from kvlab.model.random_weights import write_random_model
+from kvlab.plan import activation_bytes
 
 MIB = 2**20
+SHAPE = [field.name for field in fields(sizing.ModelShape)]
 
 
 def built(total: int, used: int, **options):
@@ -158,3 +163,34 @@ def test_the_cuda_meter_counts_tensors_at_their_peak_and_all_else_as_it_is(monke
     cuda.others += 30  # kernels that were loaded
     assert meter.peak_bytes() == 550 - 300 + 30
     assert cuda.calls  # nothing is read while the GPU still works
+
+
+@pytest.mark.parametrize("tokens, seats, length", [(1024, 4, 512), (256, 64, 64), (64, 64, 64)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["Qwen2.5-7B", "Qwen3-0.6B"])
+def test_the_plan_estimates_what_is_measured(eighths, name, dtype, tokens, seats, length):
+    """kvlab.plan's formula against the meter: less by a seventh at most, more by a half at most."""
+    meter = TensorMeter(2**31, 0)
+    limits = dict(max_num_batched_tokens=tokens, max_num_seqs=seats, max_model_len=length, dtype=dtype)
+    engine = build_engine(str(eighths(name)), make_config(limits), meter=meter)
+    shape = sizing.ModelShape(**{field: getattr(engine.model_config, field) for field in SHAPE})
+    estimate = activation_bytes(shape, engine.model.dtype.itemsize, tokens, seats)
+    assert 0.86 < estimate / meter.peak < 1.5
+
+
+@pytest.fixture(scope="session")
+def eighths(tmp_path_factory):
+    """eighths(name): one layer of a model, every width an eighth of it but the heads', which are half as wide."""
+    made = {}
+
+    def get(name: str):
+        if name not in made:
+            config = known_config(name)
+            for field in ("hidden_size", "intermediate_size", "vocab_size"):
+                config[field] //= 8
+            config |= dict(num_hidden_layers=1, num_attention_heads=config["num_attention_heads"] // 4, head_dim=64,
+                           num_key_value_heads=config["num_key_value_heads"] // 4, eos_token_id=0)  # fmt: skip
+            made[name] = write_random_model(tmp_path_factory.mktemp("eighth") / name, config, tokenizer=False)
+        return made[name]
+
+    return get
