@@ -105,6 +105,7 @@ def generate(
     n: Annotated[int, typer.Option("--n", "-n", help="Continuations of each prompt.")] = 1,
     chat: Annotated[bool, typer.Option(help="Put the prompt into the model's chat template, or not.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Show the text as it comes (one prompt).")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what memory the KV cache gets.")] = False,
     with_: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="NOTEBOOK", help="Run on your solved parts of this lab; may be given again."),
@@ -151,6 +152,8 @@ def generate(
     with _engine_extra():
         from kvlab import LLM
 
+        if verbose:
+            cli_labs.show_log()
         llm = LLM(model=model, **{name: value for name, value in options.items() if value is not None})
         if stream:
             _show_stream(llm.stream(conversations[0] if chat else prompts[0], params))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlab.cli_labs import needs, parts_of
+from kvlab.cli_labs import needs, parts_of, show_log
 
 SERVER, ENGINE = "Server", "Engine"
 FLAG = {"rich_help_panel": ENGINE}
@@ -103,4 +103,5 @@ def _run(args: Any, model: str, options: dict[str, Any]) -> int:
         from kvlab import LLMEngine
         from kvlab.serve import serve as run
 
+        show_log()
         return run(args, lambda recorder: LLMEngine(model, recorder=recorder, **options))

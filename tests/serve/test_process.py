@@ -38,10 +38,11 @@ class Process:
         command = ["serve", "--port", "0", "--num-gpu-blocks-override", "300", *flags]
         self.child = subprocess.Popen([sys.executable, "-c", PRELUDE, *command], cwd=folder, env=env, text=True,
                                       stderr=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-        line = ""
+        line, self.log = "", ""
         while "http://" not in line:
             line = self.child.stderr.readline()
             assert line, f"it ended with {self.child.wait()}"
+            self.log += line
         self.base = line[line.index("http://") :].split()[0]
 
     def exit_code(self) -> int:
@@ -68,6 +69,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(process):
     served = process()
     assert served.base.startswith("http://127.0.0.1:")
+    assert "CPU KV cache size: 4,784 tokens (299 blocks" in served.log and "Maximum concurrency for 2,048" in served.log
     with httpx.stream("POST", f"{served.base}/v1/completions", json=LONG, timeout=60) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: {")
