@@ -133,15 +133,19 @@ class Plan:
         return max(0, self.num_gpu_blocks - 1) / cdiv(num_tokens, self.settings.block_size)
 
 
-def activation_bytes(shape: ModelShape, dtype_bytes: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+def activation_bytes(shape: ModelShape, dtype_bytes: int, max_num_batched_tokens: int, max_num_seqs: int,
+                     quantized: bool = False) -> int:  # fmt: skip
     """**Estimate** of what the largest step takes: that of its layers or that of its sampler, they do not coincide.
 
     Layers: for each token two hidden states, four times the MLP's width, three times q, k and v. Sampler: SAMPLER_BYTES
-    for each seat and word of the vocabulary, where top-p must rank all of it.
+    for each seat and word of the vocabulary, where top-p must rank all of it. quantized: weights in 4 bits, of which a
+    long step writes the largest matrix out, gate and up.
     """
     heads = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
     widest = 2 * shape.hidden_size + 4 * shape.intermediate_size + 3 * heads
     layers = max_num_batched_tokens * widest * dtype_bytes
+    if quantized:
+        layers += 2 * shape.intermediate_size * shape.hidden_size * dtype_bytes
     return max(layers, min(max_num_seqs, max_num_batched_tokens) * shape.vocab_size * SAMPLER_BYTES)
 
 
@@ -166,7 +170,8 @@ def make_plan(shape: ModelShape, total_bytes: int, settings: Settings) -> Plan:
     kv_bytes = shape.kv_bytes_per_token(
         DTYPE_BYTES[settings.kv_dtype], INT8_SCALE_BYTES if settings.kv_dtype == "int8" else 0
     )
-    activations = activation_bytes(shape, weights, settings.max_num_batched_tokens, settings.max_num_seqs)
+    activations = activation_bytes(shape, weights, settings.max_num_batched_tokens, settings.max_num_seqs,
+                                   settings.quantization is not None)  # fmt: skip
     graphs = cudagraph_bytes(shape, weights, settings.max_num_seqs, settings.max_model_len)
     block_bytes = kv_bytes * settings.block_size
     missing, blocks = 0, 0

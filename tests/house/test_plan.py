@@ -42,6 +42,7 @@ def test_the_7b_on_24_gib_by_hand():
     assert made.num_tokens == (made.num_gpu_blocks - 1) * 16
     assert made.concurrency(4096) == (made.num_gpu_blocks - 1) / 256
     assert made.activation_bytes == 256 * 152_064 * 64  # the sampler's; 2048 tokens x 96,768 x 2 are 396 MB
+    assert activation_bytes(SEVEN, 2, 2048, 1, True) - activation_bytes(SEVEN, 2, 2048, 1) == 2 * 2 * 18_944 * 3584
     assert activation_bytes(SEVEN, 2, 2048, 1) == 2048 * 2 * (2 * 3584 + 4 * 18_944 + 3 * (28 + 2 * 4) * 128)
 
 
@@ -73,7 +74,8 @@ def test_16_gb_are_enough_for_the_7b_in_awq_and_not_in_bf16():
     """PAV 8 asks for about 16 GB for the INT4 model."""
     base = Settings(max_model_len=8192)
     assert not make_plan(SEVEN, CARDS["RTX 4080"].total_bytes, base).fits
-    assert make_plan(SEVEN, CARDS["RTX 4080"].total_bytes, replace(base, quantization="awq")).fits
+    awq = make_plan(SEVEN, CARDS["RTX 4080"].total_bytes, replace(base, quantization="awq"))
+    assert awq.fits and round(awq.weight_bytes / GB, 2) == 5.57  # what the published AWQ checkpoint has
 
 
 @given(
