@@ -21,7 +21,7 @@ def test_the_plan_on_the_page_is_the_one_that_is_printed():
 
 
 def test_the_log_on_the_page_is_the_one_that_is_written():
-    code = "from kvlab.cli_labs import show_log; show_log()\nfrom kvlab import LLMEngine; LLMEngine('tiny', device='cpu')"
+    code = "from kvlab import LLMEngine, cli_labs; cli_labs.show_log(); LLMEngine('tiny', device='cpu')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     shown = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)[1]
     assert re.sub(r"\d\d-\d\d \d\d:\d\d:\d\d ", "", done.stderr) == shown, done.stderr
