@@ -150,14 +150,16 @@ def activation_bytes(shape: ModelShape, dtype_bytes: int, max_num_batched_tokens
 
 
 def cudagraph_bytes(shape: ModelShape, dtype_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
-    """**Estimate** of what CUDA graphs of decodes take: the largest one's activations, the logits, and each graph.
+    """**Estimate** of what CUDA graphs of decodes take: the widest tensor for every seat, fp32 logits twice, each graph.
 
-    Graphs: 1, 2, 4, then every 8 to 256 and every 16 beyond, for contexts of 1024, 8192, ... tokens each.
+    Graphs: for 1, 2, 4 seats, then by 8 to 256 and by 16 beyond, and for all; for contexts of 1024, 8192, ... tokens.
     """
-    num_sizes = 3 + min(max_num_seqs, 256) // 8 + max(0, max_num_seqs - 256) // 16
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, max_num_seqs, 16)]
+    num_sizes = 1 + sum(size < max_num_seqs for size in sizes)
     num_lengths = 1 + sum(1024 * 8**i < max_model_len for i in range(8))
-    step = (2 * shape.hidden_size + 3 * shape.intermediate_size) * dtype_bytes + shape.vocab_size * (dtype_bytes + 8)
-    return max_num_seqs * step + num_sizes * num_lengths * GRAPH_BYTES
+    widest = max(2 * shape.hidden_size + 3 * shape.intermediate_size, shape.vocab_size)
+    row = widest * dtype_bytes + 2 * shape.vocab_size * 4
+    return max_num_seqs * row + num_sizes * num_lengths * GRAPH_BYTES
 
 
 def make_plan(shape: ModelShape, total_bytes: int, settings: Settings) -> Plan:

@@ -84,10 +84,11 @@ class MemoryUse:
     cudagraphs: int = 0
 
 
-def profile(runner: ModelRunner, config: EngineConfig, meter: Meter) -> MemoryUse:
+def profile(runner: ModelRunner, config: EngineConfig, meter: Meter, cudagraphs: int = 0) -> MemoryUse:
     """Run the largest steps that `config` allows, and say what they took.
 
-    runner: on a KVCache of at least two blocks, whose contents are lost. config: max_model_len must be set.
+    runner: on a KVCache of at least two blocks, whose contents are lost. config: max_model_len must be set. cudagraphs:
+    bytes that graphs will take, which are captured when there is a pool.
     """
     used = meter.used_bytes()
     meter.start()
@@ -97,7 +98,7 @@ def profile(runner: ModelRunner, config: EngineConfig, meter: Meter) -> MemoryUs
             runner.execute(step_of(lengths, config))
     finally:
         peak = meter.peak_bytes()
-    return MemoryUse(meter.total_bytes, used, peak)
+    return MemoryUse(meter.total_bytes, used, peak, cudagraphs)
 
 
 def largest_steps(config: EngineConfig) -> list[list[int]]:
