@@ -150,7 +150,7 @@ def activation_bytes(shape: ModelShape, dtype_bytes: int, max_num_batched_tokens
 
 
 def cudagraph_bytes(shape: ModelShape, dtype_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
-    """**Estimate** of what CUDA graphs of decodes take: the widest tensor for every seat, fp32 logits twice, each graph.
+    """**Estimate** of what CUDA graphs of decodes take: a seat's widest tensor, fp32 logits twice, and each graph.
 
     Graphs: for 1, 2, 4 seats, then by 8 to 256 and by 16 beyond, and for all; for contexts of 1024, 8192, ... tokens.
     """
