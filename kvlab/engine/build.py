@@ -74,10 +74,12 @@ def build_engine(name: str, config: EngineConfig, policies: Policies | None = No
         kv_cache = KVCache(model_config, num_blocks, config.block_size, dtype, config.device, num_cpu_blocks)
         # Before the tokenizer: transformers imports Triton too, which must be told first whether to interpret kernels.
         backend = choose_attention_backend(config.attention_backend, kv_cache, config.deterministic_split_tokens)
-        if parts is not None and (attention := parts.attention_backend(kv_cache)) is not None:
-            backend = attention
-        model.use(backend)
-        return ModelRunner(model, kv_cache, config.max_num_seqs, config.max_model_len)
+        ops = layout = None
+        if parts is not None:
+            backend = parts.attention_backend(kv_cache) or backend
+            ops, layout = parts.model_ops(model_config), parts.batch_layout
+        model.use(backend, ops)
+        return ModelRunner(model, kv_cache, config.max_num_seqs, config.max_model_len, layout)
 
     memory, meter = None, meter or meter_for(config.device)
     if meter is not None and config.num_gpu_blocks_override is None:
