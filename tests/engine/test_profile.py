@@ -16,10 +16,11 @@ from kvlab.engine import build
 from kvlab.engine.build import build_engine, make_config
 from kvlab.engine.profile import CudaMeter, largest_steps
 from kvlab.engine.runner import ModelRunner
+from kvlab.model.config import ModelConfig
 from kvlab.model.known import known_config
 from kvlab.model.kv_cache import kv_bytes_per_token
 from kvlab.model.random_weights import write_random_model
-from kvlab.plan import activation_bytes
+from kvlab.plan import activation_bytes, cudagraph_bytes
 
 MIB = 2**20
 SHAPE = [field.name for field in fields(sizing.ModelShape)]
@@ -194,3 +195,13 @@ def eighths(tmp_path_factory):
         return made[name]
 
     return get
+
+
+@given(st.integers(1, 600), st.sampled_from([16, 1024, 1025, 32_768]))
+@settings(deadline=None)
+def test_the_plan_counts_graphs_as_the_runner_does(seats, length):
+    graphs = pytest.importorskip("kvlab.engine.graphs")
+    config = ModelConfig.from_dict(known_config("Qwen2.5-7B"))
+    sizes, lengths = graphs.capture_sizes(seats), graphs.capture_lengths(length)
+    runners = graphs.estimate_bytes(config, torch.bfloat16, sizes, len(lengths))
+    assert cudagraph_bytes(sizing.model_shape("Qwen2.5-7B"), 2, seats, length) == runners
