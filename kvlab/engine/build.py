@@ -19,6 +19,7 @@ from kvlab.engine.runner import ModelRunner
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
 from kvlab.model.attention import choose_attention_backend
+from kvlab.model.awq_linear import uses_kernel
 from kvlab.model.config import ModelConfig
 from kvlab.model.decoder import CausalLM
 from kvlab.model.hub import resolve_model
@@ -63,7 +64,9 @@ def build_engine(name: str, config: EngineConfig, policies: Policies | None = No
     folder = resolve_model(name)
     config.device = choose_device(config.device)
     with out_of_memory(f"loading the weights of {name!r}", SMALLER_MODEL):
-        model, model_config = load_model(folder, dtype=config.dtype, device=config.device)
+        awq_kernel = uses_kernel(config.attention_backend, config.device)
+        model, model_config = load_model(folder, dtype=config.dtype, device=config.device, awq_kernel=awq_kernel,
+                                         quantization=config.quantization)  # fmt: skip
     asked, known_positions = config.max_model_len, model_config.max_position_embeddings
     if asked is not None and asked > known_positions:
         raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")
