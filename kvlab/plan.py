@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlab.blocks import cdiv
+from kvlab.model.config import _awq_group_size
 from kvlab.sizing import GIB, MIB, ModelShape, num_gpu_blocks
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1}
@@ -226,11 +227,7 @@ def settings_of(config: Mapping[str, Any], **options: Any) -> Settings:
     """
     options = {name: value for name, value in options.items() if value is not None}
     if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        if method != "awq" or quantization.get("bits", quantization.get("w_bit")) != 4:
-            raise ValueError(f"its weights are stored as {method!r}: kvlab reads bf16, fp16, fp32 and AWQ in 4 bits")
-        group_size = quantization.get("group_size", quantization.get("q_group_size", 128))
-        options = {"quantization": "awq", "group_size": group_size} | options
+        options = {"quantization": "awq", "group_size": _awq_group_size(quantization)} | options
     if "max_model_len" not in options:
         if not config.get("max_position_embeddings"):
             raise ValueError("nothing says how long sequences may become: give --max-model-len")

@@ -135,7 +135,7 @@ def test_a_folder_with_4_bit_weights_is_planned_as_such(tmp_path):
                  num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)  # fmt: skip
     found = facts(write_config(tmp_path / "m", quantization_config=awq, **sizes), "--gpu", "4090")
     assert found["weight_bytes"] == SEVEN.quantised_weight_bytes(4, 64) and found["model"] == "m"
-    with pytest.raises(ValueError, match="stored as 'gptq': kvlab reads bf16"):
+    with pytest.raises(ValueError, match=r"quantised weights \('gptq'\) are not supported: use the model's AWQ"):
         run(write_config(tmp_path / "m", quantization_config={"quant_method": "gptq", "bits": 4}))
     with pytest.raises(ValueError, match="give --max-model-len"):
         settings_of({"max_position_embeddings": None})
