@@ -39,7 +39,8 @@ class LLMEngine:
         self.config = make_config(engine_options)
         built = build_engine(model, self.config, policies, parts, recorder)
         self.model, self.model_config, self.tokenizer, self.engine_core = built
-        self.processor = OutputProcessor(self.tokenizer, self.engine_core.scheduler)
+        texts = {} if parts is None else parts.text_makers
+        self.processor = OutputProcessor(self.tokenizer, self.engine_core.scheduler, **texts)
         self._ids = itertools.count()
 
     def add_request(self, prompt: Prompt, sampling_params: SamplingParams, *, priority: int = 0,
