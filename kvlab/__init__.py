@@ -31,6 +31,7 @@ _HOME = {
     "Scheduler": "kvlab.schedule",
     "SchedulerOutput": "kvlab.schedule",
     "EngineCore": "kvlab.engine",
+    "LLMEngine": "kvlab.engine",
     "LLM": "kvlab.engine",
     "Branch": "kvlab.engine",
     "RequestOutput": "kvlab.engine",

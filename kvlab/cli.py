@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import kvlab
-from kvlab import cli_labs, cli_serve, cli_sim
+from kvlab import cli_labs, cli_plan, cli_serve, cli_sim
 
 app = typer.Typer(
     help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
@@ -105,6 +105,7 @@ def generate(
     n: Annotated[int, typer.Option("--n", "-n", help="Continuations of each prompt.")] = 1,
     chat: Annotated[bool, typer.Option(help="Put the prompt into the model's chat template, or not.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Show the text as it comes (one prompt).")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what memory the KV cache gets.")] = False,
     with_: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="NOTEBOOK", help="Run on your solved parts of this lab; may be given again."),
@@ -151,6 +152,8 @@ def generate(
     with _engine_extra():
         from kvlab import LLM
 
+        if verbose:
+            cli_labs.show_log()
         llm = LLM(model=model, **{name: value for name, value in options.items() if value is not None})
         if stream:
             _show_stream(llm.stream(conversations[0] if chat else prompts[0], params))
@@ -211,6 +214,8 @@ def calibrate(
 
 
 app.command()(cli_serve.serve)
+app.command()(cli_plan.plan)
+app.command()(cli_plan.random_model)
 app.command()(cli_sim.simulate)
 
 

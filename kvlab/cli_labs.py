@@ -3,6 +3,8 @@
 Each imports what it needs when it runs. start and update need no package; labs, solutions and student the extra "labs".
 """
 
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +38,20 @@ def repository() -> Path:
             "this command works on the repository, and kvlab was installed without it: clone it first"
         )
     return root
+
+
+class _Stderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+def show_log() -> None:
+    """Let the logger "kvlab" speak on stderr: what memory was found, and how many requests fit."""
+    log = logging.getLogger("kvlab")
+    if not log.handlers:
+        log.addHandler(_Stderr())
+        log.handlers[0].setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(message)s", "%m-%d %H:%M:%S"))
+    log.setLevel(logging.INFO)
 
 
 @contextmanager

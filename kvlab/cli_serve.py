@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlab.cli_labs import needs, parts_of
+from kvlab.cli_labs import needs, parts_of, show_log
 
 SERVER, ENGINE = "Server", "Engine"
 FLAG = {"rich_help_panel": ENGINE}
@@ -102,7 +102,8 @@ def _name_of(model: str) -> str:
 
 def _run(args: Any, model: str, options: dict[str, Any]) -> int:
     with needs("engine", "serve"):
-        from kvlab import LLM
+        from kvlab import LLMEngine
         from kvlab.serve import serve as run
 
-        return run(args, lambda recorder: LLM(model, recorder=recorder, **options))
+        show_log()
+        return run(args, lambda recorder: LLMEngine(model, recorder=recorder, **options))

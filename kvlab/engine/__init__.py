@@ -1,6 +1,8 @@
 """The engine: scheduler, runner and sampler in one step loop (lab 13), and its front doors.
 
-    LLM (text in, text out)  ->  EngineCore.step()  ->  Scheduler.schedule() -> ModelRunner.execute() -> update
+    LLM (text in, text out)
+     '-> LLMEngine (a step at a time, made by build)  ->  EngineCore.step()  ->  Scheduler.schedule()
+                                                                                 ModelRunner.execute(), update
 
 EngineCore is plain Python and runs any runner, also one without a model (kvlab.sim.SlotEchoRunner).
 """
@@ -9,6 +11,7 @@ from importlib import import_module
 
 _HOME = {
     "EngineCore": "kvlab.engine.core",
+    "LLMEngine": "kvlab.engine.llm_engine",
     "LLM": "kvlab.engine.llm",
     "ModelRunner": "kvlab.engine.runner",
     "Branch": "kvlab.engine.branch",

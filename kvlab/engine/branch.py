@@ -76,7 +76,7 @@ class Branch:
         A branch that is generating can be forked, too: the child begins with what there is so far.
         """
         with interrupts_wait():
-            return Branch(self._llm, self._book.fork(self._held, self._llm.next_branch_id(), num_tokens))
+            return Branch(self._llm, self._book.fork(self._held, self._llm.next_id("branch"), num_tokens))
 
     def append(self, text: str | list[int]) -> None:
         """Add text, or token ids, behind the last token. Text is tokenised by itself, without special tokens.
@@ -130,7 +130,7 @@ class Branch:
 
     @property
     def _book(self):
-        return self._llm.engine.scheduler
+        return self._llm.engine_core.scheduler
 
     @property
     def _blocks(self) -> list:

@@ -1,16 +1,20 @@
 """How many KV blocks the engine gets (PAV 3.1), and what to say when they cannot be enough."""
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from kvlab import sizing
 from kvlab.blocks import cdiv
 from kvlab.config import EngineConfig
+from kvlab.engine.profile import MemoryUse
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import kv_bytes_per_token
 
+logger = logging.getLogger("kvlab")
 CPU_POOL_BYTES = 1 << 30  # the pool on a CPU, unless num_gpu_blocks_override says otherwise
 
 
@@ -29,19 +33,23 @@ def choose_device(name: str) -> str:
     return "cpu" if device.type == "cpu" else str(device)
 
 
-def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype,
+def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, memory: MemoryUse | None = None,
                 num_gpu_blocks: Callable[..., int] = sizing.num_gpu_blocks) -> tuple[int, int]:  # fmt: skip
     """(GPU blocks, CPU blocks of swap space) for `model_config` with K/V stored as `dtype`.
 
-    config: max_model_len and device must be set. num_gpu_blocks: a replacement for ours (lab 01).
-    ValueError if they cannot fit the machine's memory.
+    config: max_model_len and device must be set. memory: of the device, measured; None for a CPU, whose pool is 1 GiB.
+    num_gpu_blocks: a replacement for ours (lab 01). ValueError if they cannot fit the machine's memory.
     """
     block_bytes = kv_bytes_per_token(model_config, dtype) * config.block_size
     num_gpu = config.num_gpu_blocks_override
     if num_gpu is None:
+        if memory is None:  # the pool's share is what it is, whatever else is in memory
+            num_gpu = num_gpu_blocks(CPU_POOL_BYTES, 1.0, 0, 0, 0, block_bytes)
+        else:
+            num_gpu = num_gpu_blocks(memory.total, config.gpu_memory_utilization, memory.used, memory.activations,
+                                     memory.cudagraphs, block_bytes)  # fmt: skip
         # More than every seat at full length can never be used; the null block comes on top.
-        most = config.max_num_seqs * cdiv(config.max_model_len, config.block_size) + 1
-        num_gpu = min(most, num_gpu_blocks(*_memory(config, model_config, dtype), block_bytes))
+        num_gpu = min(num_gpu, config.max_num_seqs * cdiv(config.max_model_len, config.block_size) + 1)
     num_cpu = config.num_cpu_blocks_override
     if num_cpu is None:
         num_cpu = int(config.swap_space * sizing.GIB // block_bytes)
@@ -66,21 +74,39 @@ def check_max_model_len(config: EngineConfig, num_gpu_blocks: int) -> None:
     """ValueError if a sequence of max_model_len tokens needs more than the usable blocks."""
     room = (num_gpu_blocks - 1) * config.block_size
     if config.max_model_len > room:
+        others = "" if config.device == "cpu" else (
+            ": more gpu_memory_utilization, kv_cache_dtype 'int8', fewer max_num_seqs or max_num_batched_tokens, or a "
+            "smaller model make room"
+        )  # fmt: skip
         raise ValueError(
             f"max_model_len is {config.max_model_len}, but {num_gpu_blocks - 1} usable blocks of {config.block_size} "
             f"hold {room} tokens: set max_model_len to at most {room}, or give the engine at least "
-            f"{cdiv(config.max_model_len, config.block_size) + 1} blocks"
+            f"{cdiv(config.max_model_len, config.block_size) + 1} blocks{others}"
         )
 
 
-def _memory(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> tuple[int, float, int, int, int]:
-    """Total bytes, the share to use, and the bytes of weights, activations and CUDA graphs (as sizing wants them)."""
-    if config.device == "cpu":
-        return CPU_POOL_BYTES, 1.0, 0, 0, 0  # the pool's share is what it is, whatever else is in memory
-    free, total = torch.cuda.mem_get_info()
-    # An estimate of the largest step: the MLP's two wide activations for every token, and fp32 logits for every seat.
-    activations = config.max_num_batched_tokens * model_config.intermediate_size * 3 * dtype.itemsize
-    activations += config.max_num_seqs * model_config.vocab_size * 3 * 4
-    if model_config.awq_group_size:  # a long step writes the largest matrix out, gate and up
-        activations += 2 * model_config.intermediate_size * model_config.hidden_size * dtype.itemsize
-    return total, config.gpu_memory_utilization, total - free, activations, 0
+@contextmanager
+def out_of_memory(doing: str, remedy: str) -> Iterator[None]:
+    """Make a ValueError, which says what to do, of CUDA's out-of-memory error."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = " ".join(str(error).split()).partition(" See documentation")[0]
+        raise ValueError(f"the GPU's memory ran out while {doing}: {remedy}. PyTorch says: {first}") from None
+
+
+def log_memory(config: EngineConfig, block_bytes: int, memory: MemoryUse | None) -> None:
+    """Tell the logger "kvlab" what there is room for, in vLLM's words. (The null block holds no tokens.)"""
+    usable = config.num_gpu_blocks_override - 1
+    device = "CPU" if config.device == "cpu" else "GPU"
+    if memory is not None:
+        logger.info(
+            "Memory: %s in use before the KV cache (weights, and others' if there are any), %s at most for a step, "
+            "%s for CUDA graphs, of %s x %g",
+            *map(sizing.format_bytes, (memory.used, memory.activations, memory.cudagraphs, memory.total)),
+            config.gpu_memory_utilization,
+        )
+    logger.info("%s KV cache size: %s tokens (%s blocks, %s)", device, f"{usable * config.block_size:,}",
+                f"{usable:,}", sizing.format_bytes(usable * block_bytes))  # fmt: skip
+    concurrency = usable / cdiv(config.max_model_len, config.block_size)
+    logger.info("Maximum concurrency for %s tokens per request: %.2fx", f"{config.max_model_len:,}", concurrency)

@@ -3,7 +3,10 @@
     folder --loader--> weights + ModelConfig --decoder--> CausalLM.forward(batch, kv_cache) -> logits
 
     config.py     ModelConfig: the numbers of a checkpoint; no torch
-    loader.py     a name -> a folder -> checked weights -> a model
+    hub.py        a name -> a folder, or its config.json alone; no torch
+    known.py      configurations of well-known models by name; no torch
+    loader.py     a folder -> checked weights -> a model
+    random_weights.py  a folder of random weights in a known model's shape
     layers.py     RMSNorm, RoPE, SwiGLU, Linear
     batch.py      FlatBatch: every token of a step in one line, without padding
     kv_cache.py   KVCache: the block pool's memory; copies and swaps blocks
@@ -12,5 +15,5 @@
     plain.py      RoPE and attention over pages for those who have a few tokens and no engine
     decoder.py    CausalLM: the forward pass
 
-Nothing is imported here, so that `kvlab.model.config` works where torch is not installed.
+Nothing is imported here, so that what needs no torch works where there is none.
 """

@@ -19,8 +19,8 @@ from kvlab.model.attention import AttentionBackend
 from kvlab.model.awq import PARTS
 from kvlab.model.config import ModelConfig
 from kvlab.model.decoder import CausalLM
+from kvlab.model.hub import CheckpointError, resolve_model
 
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {
     str(t).removeprefix("torch."): t for t in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -29,56 +29,6 @@ STORED_TYPES = {"BF16", "F16", "F32", "F64"}
 STORED_AWQ = {"qweight": {"I32"}, "qzeros": {"I32"}, "scales": {"F16"}}
 # In old checkpoints, and computed here: the rotary frequencies.
 HARMLESS = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
-
-
-class CheckpointError(ValueError):
-    """A model that cannot be found, downloaded or read. The message says what is wrong and what to do."""
-
-
-def resolve_model(name: str | os.PathLike, source: str | None = None) -> Path:
-    """The local folder of a model: "tiny" (shipped with kvlab), a folder's path, or a hub id such as
-    "Qwen/Qwen2.5-0.5B-Instruct", which is downloaded once and cached.
-
-    `source`, or else the environment variable KVLAB_HUB, says where from: "hf" (the default), "modelscope",
-    or the https URL of a mirror. Raises CheckpointError when there is no such folder or the hub cannot be
-    reached.
-    """
-    text = os.fspath(name)
-    if text == "tiny":
-        from kvlab.tiny import MODEL_DIR
-
-        return Path(MODEL_DIR)
-    folder = Path(text).expanduser()
-    if text and folder.is_dir():
-        return folder
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text):
-        raise CheckpointError(
-            f"model {text!r} is no folder here: give 'tiny', a folder, or a hub id like 'Qwen/Qwen3-0.6B'"
-        )
-    return _download(text, source or os.environ.get("KVLAB_HUB") or "hf")
-
-
-def _download(hub_id: str, source: str) -> Path:
-    mirror = source if source.startswith(("https://", "http://")) else None
-    try:
-        if source == "modelscope":
-            from modelscope import snapshot_download
-
-            return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
-        if source == "hf" or mirror:
-            from huggingface_hub import snapshot_download
-
-            return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, endpoint=mirror))
-    except ModuleNotFoundError as error:
-        raise CheckpointError(f"{source!r} needs a package: pip install {error.name}") from error
-    except Exception as error:  # many kinds: offline, refused, unknown name, licence not accepted, disk full
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise CheckpointError(
-            f"could not download {hub_id!r} from {source!r} ({reason}). "
-            "Check the name and the network; set KVLAB_HUB to 'modelscope' or to a mirror's https URL; or "
-            "download the folder elsewhere and give its path"
-        ) from error
-    raise CheckpointError(f"KVLAB_HUB is {source!r}: use 'hf', 'modelscope', or the https URL of a mirror")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

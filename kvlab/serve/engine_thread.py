@@ -29,7 +29,7 @@ class Report:
 
     started, refused: calls that the engine has taken, or why not. scheduled: prompts that got into a batch for the
     first time, and when. deltas: what the step added; outputs: all of a prompt, with its last delta. aborted: prompts
-    that were ended. num_drained: prompts taken out of the inbox. stats: LLM.stats() after the step. time: now.
+    that were ended. num_drained: prompts taken out of the inbox. stats: LLMEngine.stats() after the step. time: now.
     """
 
     started: list[tuple[Call, float]] = field(default_factory=list)
@@ -47,8 +47,8 @@ class Report:
 class EngineThread:
     """Steps `llm` while there is work.
 
-    llm: an LLM, from now on this thread's alone. post: called on this thread with each Report; it must hand it over
-    and return at once. recorder: that of the llm, which tells when a prompt is first scheduled.
+    llm: an LLMEngine, from now on this thread's alone. post: called on this thread with each Report; it must hand it
+    over and return at once. recorder: that of the llm, which tells when a prompt is first scheduled.
     """
 
     def __init__(self, llm: Any, post: Callable[[Report], None], recorder: Recorder | None = None):

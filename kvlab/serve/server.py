@@ -26,8 +26,8 @@ from kvlab.serve.errors import draining
 def serve(args: ServerArgs, make_llm: Callable[[Recorder], Any]) -> int:
     """Serve until told to stop; the exit code. ValueError if the address cannot be had.
 
-    make_llm: makes the LLM with this recorder. It is called after the port is taken: a busy port is known at once,
-    not after the model has been loaded.
+    make_llm: makes the LLMEngine with this recorder. It is called after the port is taken: a busy port is known at
+    once, not after the model has been loaded.
     """
     sock = bind(args.host, args.port)
     try:

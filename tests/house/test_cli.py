@@ -1,5 +1,7 @@
 """The command line: quick, lazy, clear when something is wrong, and true to the engine's interface."""
 
+import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,11 @@ from typer.testing import CliRunner
 
 import kvlab
 from kvlab import SamplingParams, cli, doctor
+from kvlab.model import known
 
 ROOT = Path(__file__).parents[2]
+SMALL = dict(hidden_size=56, intermediate_size=64, num_attention_heads=7, num_key_value_heads=1, vocab_size=2304,
+             max_position_embeddings=512)  # fmt: skip
 
 
 def kvlab_command(*arguments: str, prelude: str = "", cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -82,8 +87,8 @@ def test_version():
 
 def test_every_command_is_in_the_help():
     text = kvlab_command("--help").stdout
-    names = "demo generate serve simulate doctor grade lab test test-all lint labs solutions student".split()
-    assert all(f" {name} " in text for name in names)
+    names = "demo generate serve plan random-model simulate doctor grade lab test test-all lint labs solutions student"
+    assert all(f" {name} " in text for name in names.split())
 
 
 def test_the_module_is_the_command():
@@ -101,6 +106,27 @@ def test_generate_chats_by_default(fake, monkeypatch, capsys):
     assert shown.out == "A [B] C\n块 D\n"  # texts alone, so that they can be piped
     assert "2 tokens, 16 cached, ended by: stop" in shown.err and "a [b] c" in shown.err
     assert fake.made == [{"model": "tiny"}]  # what is not given is left to the engine's defaults
+
+
+def test_the_log_is_shown_on_request(fake, monkeypatch, capsys):
+    monkeypatch.setattr(FakeLLM, "__init__", lambda self, **_: logging.getLogger("kvlab").info("KV cache size"))
+    monkeypatch.setattr(logging.getLogger("kvlab"), "handlers", [])
+    assert call(monkeypatch, "generate", "x") == 0 and "KV cache size" not in capsys.readouterr().err
+    assert call(monkeypatch, "generate", "x", "-v") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "X\n" and re.search(r"^INFO .*KV cache size$", shown.err, re.MULTILINE)
+    logging.getLogger("kvlab").setLevel(logging.NOTSET)
+
+
+def test_a_random_model_of_a_known_shape(monkeypatch, tmp_path, capsys):
+    folder = str(tmp_path / "m")
+    monkeypatch.setitem(known.KNOWN, "Small", known.known_config("Qwen2.5-7B") | SMALL)
+    assert call(monkeypatch, "random-model", folder, "--like", "Some/Small", "--layers", "1") == 0
+    assert capsys.readouterr().out.startswith(f"{folder}: 1 layers of Some/Small, random")
+    assert call(monkeypatch, "generate", "What is a KV cache?", "--model", folder, "--max-tokens", "3") == 0
+    assert "3 tokens" in capsys.readouterr().err
+    assert call(monkeypatch, "random-model", folder, "--like", "Some/Small") == 2
+    assert "not empty" in capsys.readouterr().err
 
 
 def test_generate_hands_everything_on(fake, monkeypatch, capsys):

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed here")
 openai = pytest.importorskip("openai", reason="the openai client is not installed here; make test installs it")
 
-from kvlab import LLM  # noqa: E402
+from kvlab import LLM, LLMEngine  # noqa: E402
 from kvlab.events import Recorder  # noqa: E402
 from kvlab.serve import ServerArgs, make_app  # noqa: E402
 from kvlab.serve.server import Server, bind  # noqa: E402
@@ -21,7 +21,7 @@ from kvlab.serve.server import Server, bind  # noqa: E402
 class Running:
     """A server, its engine and clients for it. `slow` makes each step take so many seconds longer."""
 
-    def __init__(self, llm: LLM, recorder: Recorder, **args):
+    def __init__(self, llm: LLMEngine, recorder: Recorder, **args):
         self.llm, self.recorder, self.slow, self.num_steps = llm, recorder, 0.0, 0
         step = llm.step
 
@@ -78,7 +78,7 @@ class Running:
 
     def check_pool(self) -> None:
         """No block is lost, and none is held."""
-        asyncio.run(_ask(self.desk, self.llm.engine.scheduler.manager.check))
+        asyncio.run(_ask(self.desk, self.llm.engine_core.scheduler.manager.check))
         assert self.stats()["usage"] == 0
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ async def _ask(desk, function):
 def make_server(model_options: dict | None = None, **args) -> Running:
     recorder = Recorder()
     options = {"num_gpu_blocks_override": 512, "max_num_seqs": 8} | (model_options or {})
-    return Running(LLM("tiny", recorder=recorder, **options), recorder, **args)
+    return Running(LLMEngine("tiny", recorder=recorder, **options), recorder, **args)
 
 
 @pytest.fixture(scope="session")

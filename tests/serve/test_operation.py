@@ -127,14 +127,14 @@ def test_a_burst_into_free_seats_is_not_a_queue(own_server):
 
 def fail_at(server, request_name: str) -> None:
     """Make the model fail whenever a request of this name is in the batch."""
-    execute = server.llm.engine.runner.execute
+    execute = server.llm.engine_core.runner.execute
 
     def failing(output):
         if any(request_name in request.request_id for request, _ in output.scheduled):
             raise RuntimeError("the weights in /secret/model are on fire")
         return execute(output)
 
-    server.llm.engine.runner.execute = failing
+    server.llm.engine_core.runner.execute = failing
 
 
 def test_a_request_that_fails_alone(own_server, caplog):
@@ -188,7 +188,7 @@ def test_when_the_engine_thread_dies_everybody_is_told(own_server):
         def broken():
             raise RuntimeError("the books in /secret/books are in doubt")
 
-        server.llm.engine.scheduler.schedule = broken
+        server.llm.engine_core.scheduler.schedule = broken
         assert [each.result().status_code for each in whole] == [503] * 3
         assert {each.result().json()["error"]["code"] for each in whole} == {"engine_dead"}
         events = [line for line in stream.result().text.split("\n\n") if line]

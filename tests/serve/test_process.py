@@ -18,14 +18,14 @@ LONG = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0, 
 # A slower engine, so that signals come in the midst of requests on any machine; and one that dies when told.
 PRELUDE = """
 import os, sys, time
-from kvlab.engine.llm import LLM
-step = LLM.step
+from kvlab.engine.llm_engine import LLMEngine
+step = LLMEngine.step
 def slow(self):
     time.sleep(0.02)
     if os.path.exists(os.environ["KILL"]):
         raise RuntimeError("told to die")
     return step(self)
-LLM.step = slow
+LLMEngine.step = slow
 from kvlab.cli import main
 main()
 """
@@ -38,10 +38,11 @@ class Process:
         command = ["serve", "--port", "0", "--num-gpu-blocks-override", "300", *flags]
         self.child = subprocess.Popen([sys.executable, "-c", PRELUDE, *command], cwd=folder, env=env, text=True,
                                       stderr=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-        line = ""
+        line, self.log = "", ""
         while "http://" not in line:
             line = self.child.stderr.readline()
             assert line, f"it ended with {self.child.wait()}"
+            self.log += line
         self.base = line[line.index("http://") :].split()[0]
 
     def exit_code(self) -> int:
@@ -68,6 +69,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(process):
     served = process()
     assert served.base.startswith("http://127.0.0.1:")
+    assert "CPU KV cache size: 4,784 tokens (299 blocks" in served.log and "Maximum concurrency for 2,048" in served.log
     with httpx.stream("POST", f"{served.base}/v1/completions", json=LONG, timeout=60) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: {")
@@ -136,7 +138,7 @@ def test_flags_reach_the_engine_and_the_server(monkeypatch):
 
     seen = {}
     monkeypatch.setattr(server, "serve", lambda args, make_llm: seen.update(args=args, options=make_llm("r")) or 0)
-    monkeypatch.setitem(vars(kvlab), "LLM", lambda model, **options: (model, options))
+    monkeypatch.setitem(vars(kvlab), "LLMEngine", lambda model, **options: (model, options))
     monkeypatch.setenv("KVLAB_API_KEY", "from-env")
     flags = "--host 0.0.0.0 --port 1 --max-waiting 9 --drain-timeout 3 --max-model-len 64 --max-num-seqs 5"
     flags += " --swap-space 0.5 --max-num-batched-tokens 99 --gpu-memory-utilization 0.5 --block-size 4 --seed 3"
