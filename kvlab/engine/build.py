@@ -19,8 +19,8 @@ from kvlab.engine.profile import Meter, meter_for, profile
 from kvlab.engine.runner import ModelRunner
 from kvlab.engine.tokenizer import Tokenizer
 from kvlab.events import Recorder
-from kvlab.model.attention import choose_attention_backend
 from kvlab.model.awq_linear import uses_kernel
+from kvlab.model.backends import choose_attention_backend
 from kvlab.model.config import ModelConfig
 from kvlab.model.decoder import CausalLM
 from kvlab.model.hub import resolve_model

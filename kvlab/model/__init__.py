@@ -11,6 +11,7 @@
     batch.py      FlatBatch: every token of a step in one line, without padding
     kv_cache.py   KVCache: the block pool's memory; copies and swaps blocks
     attention.py  backends that write K and V and read them through block tables
+    backends.py   which of them by name, or the quickest
     ops.py        what stands between the matrix products, one object that can be replaced
     plain.py      RoPE and attention over pages for those who have a few tokens and no engine
     decoder.py    CausalLM: the forward pass

@@ -10,13 +10,12 @@ computes the same with few and large operations:
     decodes   [q0 q1 q2 ...]   one gather and one batched attention for each group of similar context lengths
     chunks    [q q q q] [q q]  one attention for each sequence
 
-The kernels that read the pages in place are kvlab.model.triton_attention.
+The kernels that read the pages in place are kvlab.model.triton_attention; who takes which: kvlab.model.backends.
 
 A query attends to all positions of its sequence up to its own (causal). H query heads share Hkv KV heads in
 groups of G = H / Hkv (GQA).
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,48 +46,6 @@ class AttentionBackend(Protocol):
     def attend(self, q: Tensor, layer_index: int, metadata: Any) -> Tensor:
         """q [T, H, D] of this step, whose K and V of this layer have been written -> [T, H, D]."""
         ...
-
-
-def get_attention_backend(name: str, split_tokens: int = 0) -> AttentionBackend:
-    """A new backend: "torch" (any device), "naive" (the readable oracle) or "triton" (the kernels).
-
-    split_tokens: of "triton", see there. ValueError for other names; ImportError, with the remedy, without Triton.
-    """
-    if name == "triton":
-        from kvlab.model.triton_attention import TritonAttention
-
-        return TritonAttention(split_tokens)
-    if name not in BACKENDS:
-        raise ValueError(f"attention backend {name!r} is unknown: use one of {sorted([*BACKENDS, 'triton'])}")
-    if split_tokens:
-        raise ValueError(
-            f"deterministic_split_tokens is {split_tokens}, but attention backend {name!r} has no splits: use 0, or "
-            f"attention_backend 'triton'"
-        )
-    return BACKENDS[name]()
-
-
-def choose_attention_backend(name: str, kv_cache: KVCache, split_tokens: int = 0) -> AttentionBackend:
-    """`get_attention_backend`, for this cache. "auto" is the kernels on a GPU that can run them, else "torch".
-
-    With the kernels, the cache moves its blocks by one too. ValueError, ImportError or RuntimeError if the backend that
-    is named cannot read `kv_cache`; on a GPU "auto" warns instead, for "torch" is slower there.
-    """
-    on_gpu = kv_cache.device.type == "cuda"
-    if name not in ("auto", "triton") or (name == "auto" and not on_gpu):
-        return get_attention_backend("torch" if name == "auto" else name, split_tokens)
-    try:
-        backend = get_attention_backend("triton", split_tokens)
-        backend.check(kv_cache)
-        if name == "auto" and backend.interpreted:
-            raise RuntimeError("kernels are interpreted in this process, by TRITON_INTERPRET")
-        kv_cache.use_kernels(backend.block_copy)
-        return backend
-    except (ImportError, RuntimeError, ValueError) as error:
-        if name == "triton" or split_tokens:
-            raise
-        warnings.warn(f"attention backend 'torch', not the quicker 'triton': {error}", stacklevel=2)
-        return get_attention_backend("torch")
 
 
 # --- the oracle ------------------------------------------------------------------------------------------
@@ -262,6 +219,3 @@ def context_slots(
     blocks = block_tables.long()[:, positions // kv_cache.block_size]
     slots = torch.where(visible, blocks * kv_cache.block_size + positions % kv_cache.block_size, 0).view(-1)
     return torch.cat((slots, slots + kv_cache.num_blocks * kv_cache.block_size)), visible
-
-
-BACKENDS = {"torch": TorchAttention, "naive": NaiveAttention}

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvlab.model.attention import AttentionBackend, get_attention_backend
+from kvlab.model.attention import AttentionBackend
 from kvlab.model.awq import PARTS
 from kvlab.model.awq_linear import AWQLinear
+from kvlab.model.backends import get_attention_backend
 from kvlab.model.batch import FlatBatch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import KVCache

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from kvlab.model.attention import get_attention_backend
+from kvlab.model.backends import get_attention_backend
 from kvlab.model.batch import flat_batch
 from kvlab.model.config import ModelConfig
 from kvlab.model.kv_cache import KVCache

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.model import attention
-from kvlab.model.attention import context_slots, get_attention_backend, group_by_length
+from kvlab.model.attention import context_slots, group_by_length
+from kvlab.model.backends import get_attention_backend
 from kvlab.model.batch import flat_batch
 
 

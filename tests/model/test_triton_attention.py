@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_model_kv_cache import OPS, block_of, cpu_block_of, numbered, one_by_one
 
 from kvlab.model import kv_cache as kv_cache_module
-from kvlab.model.attention import TorchAttention, choose_attention_backend, get_attention_backend
+from kvlab.model.attention import TorchAttention
+from kvlab.model.backends import choose_attention_backend, get_attention_backend
 
 pytest.importorskip("triton")
 from kvlab.model import triton_attention  # noqa: E402
@@ -172,7 +173,7 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess:
 def test_without_a_gpu_one_sentence_says_that_kernels_are_interpreted():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    code = "from kvlab.model.attention import get_attention_backend as get; get('triton'); get('triton')"
+    code = "from kvlab.model.backends import get_attention_backend as get; get('triton'); get('triton')"
     done = run(code)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("interpreter") == 1 and "slowly" in done.stderr
@@ -190,7 +191,7 @@ find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "triton" else find_spec(name, *rest)
 sys.meta_path.insert(0, NoTriton())
 import kvlab.engine.llm
-from kvlab.model.attention import get_attention_backend
+from kvlab.model.backends import get_attention_backend
 get_attention_backend("torch")
 try:
     get_attention_backend("triton")
