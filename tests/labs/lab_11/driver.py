@@ -138,9 +138,9 @@ class Merge:
             return f"the result is {getattr(result, 'shape', result)!r}, not an array {list(partial.shape[1:])}"
         if np.shares_memory(result, partial):
             return "the result is a view of partial"
-        if np.size(total) != 1:
+        if np.ndim(total) != 0:
             return "the lse is not one number"
-        return result, float(np.reshape(total, ()))
+        return result, float(total)
 
     def merge(self, parts):
         found = self._merge(*self._arrays(parts))
@@ -189,32 +189,34 @@ class Split:
 
 
 @triton.jit
-def _find(out, query_start_loc, num_seqs, BLOCK_Q: tl.constexpr):
-    block = tl.program_id(0)
-    tl.store(out + block, search(query_start_loc, num_seqs, block, BLOCK_Q))  # noqa: F821
+def _find(out, blocks, query_start_loc, num_seqs, BLOCK_Q: tl.constexpr):
+    i = tl.program_id(0)
+    block = tl.load(blocks + i)
+    tl.store(out + i, search(query_start_loc, num_seqs, block, BLOCK_Q))  # noqa: F821
 
 
 class Find:
-    """find_sequence, called by one program for each query block."""
+    """find_sequence, called by one program for each query block, or for each of `asked`."""
 
-    def __init__(self, student, starts, block_q, programs):
+    def __init__(self, student, starts, block_q, programs, asked=None):
         self.student, self.starts = student, np.array(starts, np.int32)
-        self.block_q, self.programs, self.found = block_q, programs, None
+        self.blocks = np.array(range(programs) if asked is None else asked, np.int32)
+        self.block_q, self.found = block_q, None
 
     def find(self):
         if self.found is None:
             _find.fn.__globals__["search"] = self.student.find_sequence
-            self.found = np.full(self.programs, -99, np.int32)
+            self.found = np.full(len(self.blocks), -99, np.int32)
             with record() as self.traffic:
-                _find[self.programs](self.found, self.starts, len(self.starts) - 1, BLOCK_Q=self.block_q)
+                _find[len(self.blocks)](self.found, self.blocks, self.starts, len(self.starts) - 1, BLOCK_Q=self.block_q)
 
     def sequence_of(self, block):
         self.find()
-        return int(self.found[block])
+        return int(self.found[self.blocks.tolist().index(block)])
 
     def most_loads(self):
         self.find()
-        found = [0] * self.programs
+        found = [0] * len(self.blocks)
         for access in self.traffic:
             if access.name == "query_start_loc":
                 found[access.program[0]] += access.at.size

@@ -316,6 +316,10 @@ WRONG = {
         "a view where one is live": ("    total, result = ", "    if np.isfinite(lse).sum() == 1:\n        return partial[np.isfinite(lse).argmax()], "
                                      "top\n    total, result = "),
         "the mean is the base": ("float(one - top)", "(float(one) - np.mean([x for x in lse if x > -np.inf]))"),
+        "a light split does not count": ("if one > -np.inf", "if one > top - 10"),
+        "an lse in an array": ("return result / total, float(top) + math.log2(total)",
+                               "return result / total, np.array([float(top) + math.log2(total)])"),
+        "in fp16": ("return result / total,", "return (result / total).astype(np.float16),"),
         "sorts lse": ("    top = max(lse)", "    lse.sort()\n    top = max(lse)"),
     }) | {"NaN made 0, weights for all": """
 def merge(partial, lse):
@@ -402,6 +406,7 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "one less": ("n - (behind - 1 - token)", "n - (behind - token)"),
         "one more": ("n - (behind - 1 - token)", "n - (behind - 2 - token)"),
         "no context": ("sees = n - (behind - 1 - token)", "sees = token - begin + 1"),
+        "one more in a long chunk": ("n - (behind - 1 - token)", "n - (behind - 1 - token) + (token - begin > 15)"),
         "the row of the batch": ("sees = n - (behind - 1 - token)", "sees = token + 1"),
         "the walk to the end": ("tl.minimum(n - behind + mine + BLOCK_Q, n)", "n"),
         "the walk ends with the context": ("tl.minimum(n - behind + mine + BLOCK_Q, n)", "tl.maximum(n - behind + mine, 1)"),
@@ -477,6 +482,10 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
         "one scale for the tile": ("(ks * scale_log2e)[None, :]", "scale_log2e * tl.max(ks, axis=0)"),
         "the first tile's scales": ("n = (b * BLOCK_SIZE + p % BLOCK_SIZE)", "n = (b * 0 + p % BLOCK_SIZE)"),
         "dead numbers are read": ("k = tl.load(keys + at, mask=live[:, None], other=0)", "k = tl.load(keys + at)"),
+        "dead numbers of V are read": ("v = tl.load(values + at, mask=live[:, None], other=0)", "v = tl.load(values + at)"),
+        "weights of V's type": [("tl.load(values + at, mask=live[:, None], other=0).to(query.dtype)",
+                                 "tl.load(values + at, mask=live[:, None], other=0)"),
+                                ("tl.dot(w * vs[None, :], v", "tl.dot((w * vs[None, :]).to(v.dtype), v")],
         "always from token 0": ("range(start, end, TILE)", "range(0, end, TILE)"),
         "scales in the middle of the row": ("stride_scale\n", "stride_scale + 1\n"),
     }) | {"fp32 K and V": _changed(_INT8_LATE, ("tl.load(value_scales + n, mask=live, other=0.0)",
@@ -505,5 +514,15 @@ def find_sequence(query_start_loc, num_seqs, block, BLOCK_Q: tl.constexpr):
                                                "np.float32(1e-30)))(np.exp2(lse[s, h] - max(lse[s, h].max(), np.float32(-1e30))))"),
         "noise": ("    return out", "    return out + np.float32(1e-6) * len(q) * (out != 0)"),
         "fails on nobody": ("longest = max([1, *map(int, seq_lens)])", "longest = max(1, max(map(int, seq_lens)))"),
-    }),
+    }) | {"nothing is launched": """
+def decode_attention(q, keys, values, block_tables, seq_lens):
+    out, size, group = np.zeros_like(q), keys.shape[1], q.shape[1] // keys.shape[2]
+    for s, n in enumerate(map(int, seq_lens)):
+        at = block_tables[s, np.arange(n) // size], np.arange(n) % size
+        for h in range(q.shape[1] if n else 0):
+            scores = keys[at][:, h // group] @ q[s, h] / math.sqrt(q.shape[2])
+            weights = np.exp(scores - scores.max())
+            out[s, h] = weights @ values[at][:, h // group] / weights.sum()
+    return out
+"""},
 }
