@@ -744,6 +744,25 @@ for numbers, size in ((128, 2), (64, 2), (64, 1), (16, 1)):
 # in which each *thread* reads whole keys: neighbours in memory are the same 16 bytes of neighbouring tokens. Its V is
 # `[..., head_dim, block_size]`. Today's kernels, ours too, let the threads share out a row, and keep the row together.
 #
+# Count for this layout as well. One instruction loads 16 bytes for each of 32 threads, so in bf16 x is 8. In the layout of
+# L33 2.2 they are the first 16 bytes of 32 tokens; where a row stays together, they are two rows of 256 bytes.
+
+# %%
+threads, pieces, scattered = np.arange(32), 128 // 8, 7 * np.arange(32)  # pieces of a row; pages that are no neighbours
+for size in (16, 1):
+    block, slot = scattered[threads // size], threads % size
+    cut = (block * 4 * pieces * size + slot) * 8  # the first piece, of KV head 0; counted in numbers of 2 bytes
+    token = threads // pieces
+    whole = (scattered[token // size] * size + token % size) * 4 * 128 + threads % pieces * 8
+    for layout, first in (("L33 2.2", cut), ("a row together", whole)):
+        one = Traffic([Access("load", "keys", (0, 0, 0), (first[:, None] + np.arange(8)).ravel(), 2)])
+        wanted, fetched = lines(one, "keys", LINE)
+        print(f"pages of {size:2}, {layout:14} {wanted} bytes lie in {fetched // LINE:2} lines: {wanted / fetched:4.0%} used")
+
+# %% [markdown]
+# In L33 2.2's layout pages of 16 fill the lines, and pages of 1 do break them. (A cache may keep such a line until the next
+# instruction asks for its next piece. But until then it takes up room.)
+#
 # ## The same source under Triton
 #
 # Your cells ran on a stand-in. Now they go through Triton, if this machine has it: first its interpreter (解释器), then its

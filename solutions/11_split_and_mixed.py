@@ -66,8 +66,8 @@ picture(draw.occupancy({"packed": 1 * 4, "64 splits": 1 * 4 * 64}, sms),
 # First: not one such user decodes, but 32 together, 32,768 tokens each. How many times as fast is the launch with 64 splits as
 # the packed one? (A number below 1 says that it is slower.)
 #
-# Second: one user again. The 64 splits leave their results in memory, and these are read again. How many percent of K's and V's bytes does
-# that add, for the 32,768 tokens above?
+# Second: one user again. Each of the 64 splits leaves a result of 128 numbers and one number more for each of the 28 query heads,
+# in fp32, and all this is read again. How many percent of K's and V's bytes does that add, for the 32,768 tokens above?
 #
 # Third: the cache of Qwen2.5-7B goes from bf16 to INT8, with a scale for each token and head, in fp32. How many times as many
 # tokens fit into the same pool?
@@ -141,7 +141,18 @@ sliders(at, "Bars of the modelled time of one layer's decode for 1 to 64 splits;
         sequences=(1, 64, 1), thousands=(1, 64, 32), share=(1, 8, 2))
 
 # %% [markdown]
-# **What to look at.** With one long sequence the bars fall until enough multiprocessors pull to use the whole bandwidth. Then they rise a
+# **What to look at.** The same as a table: the model's best number of splits, and the rule's.
+
+# %%
+rows, powers = [], (1, 2, 4, 8, 16, 32, 64)
+for n in powers:
+    times = {s: split_time(n, length, s).whole for s in powers}
+    best, chosen = min(times, key=times.get), rule(n, 4, length, sms)
+    rows.append((n, best, f"{times[1] / times[best]:.1f} times", chosen, f"{times[chosen] / times[best] - 1:.1%}"))
+table(("sequences of 32,768", "best in the model", "as fast as 1 split", "the rule's", "slower than the best by"), rows)
+
+# %% [markdown]
+# With one long sequence the bars fall until enough multiprocessors pull to use the whole bandwidth. Then they rise a
 # little: each split writes a partial result. With 32 long sequences the launch is full anyway, and splits only cost. The shorter the
 # sequence, the less they gain, for the second launch costs what it costs. The rule does not know `share`; that is why it is a rule.
 #
@@ -278,6 +289,7 @@ def sweep(
 # to ROWS. It stores for each of its heads the result, divided, into `partial`, and the lse into `lse`.
 #
 # On paper first: `lse` is `[num_seqs, num_heads, num_splits]` without gaps. Where does the lse of sequence s, head h, split i lie?
+# (`num_heads` is no argument. But the grid knows how many KV heads there are, and each has GROUP heads.)
 #
 # `sweep` wants a limit for each row; here every row sees all tokens of the split. (A block with one number everywhere:
 # `tl.zeros([ROWS], dtype=tl.int32) + end`.)
@@ -401,9 +413,9 @@ for tokens in (16, 64, 256, 512):
 from kvlab.lab.scenes.mixed import make_batch, query_blocks
 
 step_pairs = [(1, 9), (5, 12), (1, 17)]
-picture(draw.staircase(step_pairs, query_blocks([r for r, _ in step_pairs], 2)),
+picture(draw.staircase(step_pairs, query_blocks([r for r, _ in step_pairs], 2), unnamed=2),
         "Three sequences: a decode with block 0, a chunk of five after seven tokens with blocks 1 to 3, each row seeing one token more "
-        "than the row above, and a decode with block 5.")
+        "than the row above, and a decode whose block is for you to name.")
 
 # %% [markdown]
 # ## Exercise 4: whose block is it?

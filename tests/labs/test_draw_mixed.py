@@ -51,6 +51,7 @@ def test_a_staircase_shows_what_each_row_sees():
                 for p in ax.patches) for ax in figure.axes]  # fmt: skip
     assert seen == [5, 2 + 3 + 4, 0]
     assert texts(figure) == ["block 0", "block 1", "block 2"]
+    assert texts(draw.staircase(pairs, query_blocks([1, 3, 0], 2), unnamed=1)) == ["block 0", "block ?", "block ?"]
 
 
 def test_errors_have_a_bar_for_each_scale():

@@ -21,8 +21,9 @@ def _box(ax: Any, x: float, y: float, text: str = "", fill: str = "white", hatch
     ax.add_patch(Rectangle((x, y), width, height, facecolor=fill, hatch=hatch, edgecolor=INK, lw=2.6 if bold else 0.9,
                            linestyle="dashed" if dashed else "solid", zorder=3 if bold else 2))  # fmt: skip
     if text:
-        pad = {"facecolor": fill, "edgecolor": "none", "pad": 1} if hatch else None
-        ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=10, bbox=pad, zorder=4)
+        plain = fill == "white" and not hatch
+        plate = None if plain else {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=10, bbox=plate, zorder=4)
 
 
 def where(block_table: Sequence[int], block_size: int, seq_len: int, position: int, num_blocks: int) -> Any:

@@ -52,11 +52,13 @@ def split_times(found: Mapping[int, Any], chosen: int, title: str) -> Any:
 
 
 def staircase(pairs: Sequence[tuple[int, int]], blocks: Sequence[tuple[int, int, int] | None],
-              numbered: bool = True) -> Any:  # fmt: skip
+              numbered: bool = True, unnamed: int | None = None) -> Any:  # fmt: skip
     """A figure: for each sequence its rows of q against its tokens. Filled is what a row sees; one look a query block.
 
     pairs: (rows, length). blocks: as kvlab.lab.scenes.mixed.query_blocks. numbered: say which.
+    unnamed: a sequence whose blocks' numbers are not told.
     """
+    import matplotlib.patheffects as effects
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
@@ -76,8 +78,10 @@ def staircase(pairs: Sequence[tuple[int, int]], blocks: Sequence[tuple[int, int,
             ends = length - rows + block[2]
             ax.add_patch(Rectangle((0, block[1]), ends, block[2] - block[1], facecolor="none", edgecolor=INK, lw=2.4))
             if numbered:
-                ax.text(widest + 0.5, (block[1] + block[2]) / 2, f"block {number}", va="center", fontsize=10)
-        ax.axvline(length - rows, color=RED, linewidth=2, linestyle="--")
+                name = "block ?" if seq == unnamed else f"block {number}"
+                ax.text(widest + 0.5, (block[1] + block[2]) / 2, name, va="center", fontsize=10)
+        halo = [effects.Stroke(linewidth=5, foreground="white"), effects.Normal()]  # seen on any fill, in grey as well
+        ax.axvline(length - rows, color=RED, linewidth=2.2, linestyle=(0, (2, 1)), path_effects=halo)
         what = "a decode" if rows == 1 else f"a chunk of {rows}"
         ax.set_title(f"sequence {seq}: {what}, after {length - rows} tokens", loc="left", fontsize=10)
         ax.set(xlim=(-0.1, widest + 3.2), ylim=(max(rows, 1), -0.05))
