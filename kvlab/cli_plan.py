@@ -9,7 +9,7 @@ import typer
 
 from kvlab.capacity import model_config, to_bytes
 from kvlab.cli_labs import needs
-from kvlab.plan import CARDS, DTYPE_BYTES, SAMPLER_BYTES, Plan, alternatives, find_card, make_plan, settings_of
+from kvlab.plan import CARDS, DTYPE_BYTES, Plan, alternatives, find_card, make_plan, settings_of
 from kvlab.sizing import MODELS, ModelShape, format_bytes
 
 TYPICAL = (1024, 4096)  # tokens of a request, prompt and output, that are shown besides max_model_len
@@ -133,7 +133,7 @@ def describe(name: str, card: str | None, plan: Plan, others: list[tuple[str, Pl
         ("weights", plan.weight_bytes, stored),
         ("CUDA context", plan.context_bytes, "estimate: driver, libraries, compiled kernels"),
         ("largest step", plan.activation_bytes,
-         f"estimate: {s.max_num_batched_tokens} tokens through a layer, or {SAMPLER_BYTES} bytes x "
+         f"estimate: {s.max_num_batched_tokens} tokens through a layer, or the sampler on "
          f"{min(s.max_num_seqs, s.max_num_batched_tokens)} seats x {shape.vocab_size:,} words, whichever is more"),
         ("CUDA graphs", plan.cudagraph_bytes, f"estimate: decodes of up to {s.max_num_seqs} seats"),
         ("left for K/V", max(0, budget - plan.weight_bytes - plan.context_bytes - plan.activation_bytes

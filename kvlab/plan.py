@@ -14,12 +14,14 @@ from typing import Any
 
 from kvlab.blocks import cdiv
 from kvlab.model.config import _awq_group_size
+from kvlab.sampling_params import SAMPLED_AT_ONCE
 from kvlab.sizing import GIB, MIB, ModelShape, num_gpu_blocks
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1}
 INT8_SCALE_BYTES = 4  # of each token's K and V in each KV head
 CONTEXT_BYTES = GIB // 2  # what CUDA, its libraries and the compiled kernels take: an estimate
-SAMPLER_BYTES = 64  # for each seat and word of the vocabulary: fp32 logits, float64 weights and sums, ranks
+LOGIT_BYTES = 8  # for each seat and word of the vocabulary: fp32 logits, and a copy of rows that are drawn again
+WEIGHT_BYTES = 64  # for each number that the sampler works on: float64 weights and sums, ranks, orders
 GRAPH_BYTES = 2 * MIB  # what a captured graph keeps for itself: an estimate
 
 
@@ -138,16 +140,17 @@ def activation_bytes(shape: ModelShape, dtype_bytes: int, max_num_batched_tokens
                      quantized: bool = False) -> int:  # fmt: skip
     """**Estimate** of what the largest step takes: that of its layers or that of its sampler, they do not coincide.
 
-    Layers: for each token two hidden states, four times the MLP's width, three times q, k and v. Sampler: SAMPLER_BYTES
-    for each seat and word of the vocabulary, where top-p must rank all of it. quantized: weights in 4 bits, of which a
-    long step writes the largest matrix out, gate and up.
+    Layers: for each token two hidden states, four times the MLP's width, three times q, k and v. Sampler: LOGIT_BYTES
+    for each seat and word of the vocabulary, and WEIGHT_BYTES for as many of them as it works on together, where top-p
+    must rank them all. quantized: weights in 4 bits, of which a long step writes the largest matrix out, gate and up.
     """
     heads = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
     widest = 2 * shape.hidden_size + 4 * shape.intermediate_size + 3 * heads
     layers = max_num_batched_tokens * widest * dtype_bytes
     if quantized:
         layers += 2 * shape.intermediate_size * shape.hidden_size * dtype_bytes
-    return max(layers, min(max_num_seqs, max_num_batched_tokens) * shape.vocab_size * SAMPLER_BYTES)
+    logits = min(max_num_seqs, max_num_batched_tokens) * shape.vocab_size
+    return max(layers, logits * LOGIT_BYTES + min(logits, SAMPLED_AT_ONCE) * WEIGHT_BYTES)
 
 
 def cudagraph_bytes(shape: ModelShape, dtype_bytes: int, max_num_seqs: int, max_model_len: int) -> int:

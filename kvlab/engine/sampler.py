@@ -15,14 +15,17 @@ On a GPU the host must not wait between these operations, so all that it knows b
 that went up with the step's inputs, and what it cannot know is a flag that comes back with the tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvlab.engine.logits import Adjustment, apply_changes, changes_of
+from kvlab.sampling_params import SAMPLED_AT_ONCE
 
 FIRST_LOOK = 128  # ranks sorted at first for top-p; eight times more while that does not settle it
 LOST, UNSETTLED = -1, -2  # in the place of a token: there is none; more ranks must be looked at
@@ -90,7 +93,7 @@ class Columns:
         self.numbers, self.has_min_p = numbers, has_min_p
         self.temperature, self.top_p, self.min_p, self.uniform = numbers[:, :, None]
 
-    def of(self, rows: Tensor) -> "Columns":
+    def of(self, rows: Tensor | slice) -> "Columns":
         return Columns(self.numbers[:, rows], self.has_min_p)
 
 
@@ -127,16 +130,16 @@ class Sampler:
 
         if plan.free:
             some, top, columns, at = of_group("free", plan.free)
-            tokens[at] = pick(weigh(some, top, columns), columns)[:, 0]
+            tokens[at] = in_parts(draw_from_all, some.shape[1], some, top, columns)
         ranked = ()
         if plan.ranked:
             some, top, columns, at = of_group("ranked", plan.ranked)
             total = torch.zeros_like(top, dtype=torch.float64)
             if (unlimited := arrays.get("unlimited")) is not None:  # the share is then of the whole vocabulary
-                whole = weigh(some[unlimited], top[unlimited], columns.of(unlimited)).sum(-1, keepdim=True)
-                total.index_copy_(0, unlimited, whole)
+                rows = some[unlimited], top[unlimited], columns.of(unlimited)
+                total.index_copy_(0, unlimited, in_parts(total_weight, some.shape[1], *rows))
             ranked = some, top, columns, arrays["top_k"][:, None], total
-            tokens[at] = draw_from_first_ranks(*ranked, plan.look)
+            tokens[at] = look_at_ranks(ranked, plan.look)
         return Draws(plan, highest, torch.where(highest.isfinite(), tokens, LOST), ranked)
 
 
@@ -173,13 +176,41 @@ class Draws:
         look, vocab = self.plan.look, logits.shape[1]
         while True:
             look = min(8 * look, vocab)
-            tokens = draw_from_first_ranks(*rows, look).tolist()
+            tokens = look_at_ranks(rows, look).tolist()
             if UNSETTLED not in tokens:
                 return tokens
 
 
+def in_parts(work: Callable[..., Tensor], width: int, *columns: Any) -> Tensor:
+    """work(*columns), a few rows at a time. width: numbers of a row that it works on. A row's result is its own.
+
+    columns: tensors [R, ...], or Columns. Whole, the weights of 256 rows of a large vocabulary would take 2 GiB.
+    """
+    at_once = max(1, SAMPLED_AT_ONCE // width)
+    num_rows = len(columns[0])
+    if num_rows <= at_once:
+        return work(*columns)
+    rows = [slice(first, first + at_once) for first in range(0, num_rows, at_once)]
+    return torch.cat([work(*(c.of(r) if isinstance(c, Columns) else c[r] for c in columns)) for r in rows])
+
+
+def draw_from_all(logits: Tensor, highest: Tensor, columns: Columns) -> Tensor:
+    """Tokens int64 [R] from all of logits [R, V]."""
+    return pick(weigh(logits, highest, columns), columns)[:, 0]
+
+
+def total_weight(logits: Tensor, highest: Tensor, columns: Columns) -> Tensor:
+    """float64 [R, 1]."""
+    return weigh(logits, highest, columns).sum(-1, keepdim=True)
+
+
+def look_at_ranks(rows: tuple, look: int) -> Tensor:
+    """`draw_from_first_ranks` for rows, its arguments behind the first, in parts."""
+    return in_parts(partial(draw_from_first_ranks, look), look, *rows)
+
+
 def draw_from_first_ranks(
-    logits: Tensor, highest: Tensor, columns: Columns, top_k: Tensor, total: Tensor, look: int
+    look: int, logits: Tensor, highest: Tensor, columns: Columns, top_k: Tensor, total: Tensor
 ) -> Tensor:
     """Tokens int64 [R] from the first `look` ranks of logits [R, V]; UNSETTLED where these are too few to tell.
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensor_meter import TensorMeter
 
-from kvlab import LLM, SamplingParams, sizing
+from kvlab import LLM, SamplingParams, plan, sizing
 from kvlab.config import EngineConfig
-from kvlab.engine import build
+from kvlab.engine import build, sampler
 from kvlab.engine.build import build_engine, make_config
 from kvlab.engine.profile import CudaMeter, largest_steps
 from kvlab.engine.runner import ModelRunner
@@ -166,11 +166,16 @@ def test_the_cuda_meter_counts_tensors_at_their_peak_and_all_else_as_it_is(monke
     assert cuda.calls  # nothing is read while the GPU still works
 
 
-@pytest.mark.parametrize("tokens, seats, length", [(1024, 4, 512), (256, 64, 64), (64, 64, 64)])
+@pytest.mark.parametrize(
+    "tokens, seats, length, at_once",
+    [(1024, 4, 512, 1 << 22), (256, 64, 64, 1 << 22), (64, 64, 64, 1 << 22), (64, 64, 64, 1 << 17)],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["Qwen2.5-7B", "Qwen3-0.6B"])
-def test_the_plan_estimates_what_is_measured(eighths, name, dtype, tokens, seats, length):
+def test_the_plan_estimates_what_is_measured(eighths, name, dtype, tokens, seats, length, at_once, monkeypatch):
     """kvlab.plan's formula against the meter: less by a seventh at most, more by a half at most."""
+    for module in (plan, sampler):
+        monkeypatch.setattr(module, "SAMPLED_AT_ONCE", at_once)
     meter = TensorMeter(2**31, 0)
     limits = dict(max_num_batched_tokens=tokens, max_num_seqs=seats, max_model_len=length, dtype=dtype)
     engine = build_engine(str(eighths(name)), make_config(limits), meter=meter)

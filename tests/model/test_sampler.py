@@ -75,11 +75,12 @@ def problems(draw):
     return logits, rows
 
 
-@given(problems(), st.sampled_from([1, 2, 128]))
+@given(problems(), st.sampled_from([1, 2, 128]), st.sampled_from([1, 9, module.SAMPLED_AT_ONCE]))
 @settings(max_examples=250, deadline=None)
-def test_every_token_is_one_the_definition_allows(problem, first_look):
+def test_every_token_is_one_the_definition_allows(problem, first_look, at_once):
     logits, rows = problem
-    original, module.FIRST_LOOK = module.FIRST_LOOK, first_look
+    originals = module.FIRST_LOOK, module.SAMPLED_AT_ONCE
+    module.FIRST_LOOK, module.SAMPLED_AT_ONCE = first_look, at_once
     try:
         tokens = sampler(torch.tensor(logits), rows)
         for row, token in zip(rows, tokens, strict=True):
@@ -87,7 +88,7 @@ def test_every_token_is_one_the_definition_allows(problem, first_look):
             assert token in possible_tokens(logits[row.row], row)
             assert sampler(torch.tensor(logits), [row]) == [token]  # the other rows do not matter
     finally:
-        module.FIRST_LOOK = original
+        module.FIRST_LOOK, module.SAMPLED_AT_ONCE = originals
 
 
 @pytest.mark.parametrize("options", [{}, dict(top_k=7), dict(top_p=0.6), dict(top_k=50, top_p=0.9), dict(top_p=1e-9)])
