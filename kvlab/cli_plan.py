@@ -64,13 +64,14 @@ def random_model(
     dtype: Annotated[str, typer.Option(help="Stored as bfloat16, float16 or float32.")] = "bfloat16",
     seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
     tokenizer: Annotated[bool, typer.Option(help="Copy the shipped model's tokenizer.")] = True,
+    awq: Annotated[bool, typer.Option("--awq", help="Weights in 4 bits, as AWQ stores them.")] = False,
 ) -> None:
     """Write a model folder in a real model's exact shape, with random weights: to try the path, not the words."""
     with needs("engine"):
         from kvlab.model.known import known_config
-        from kvlab.model.random_weights import write_random_model
+        from kvlab.model.random_weights import AWQ_CONFIG, write_random_model
 
-        config = known_config(like)
+        config = known_config(like) | ({"quantization_config": AWQ_CONFIG} if awq else {})
         if layers is not None:
             config["num_hidden_layers"] = layers
         write_random_model(folder, config, dtype=dtype, seed=seed, tokenizer=tokenizer)

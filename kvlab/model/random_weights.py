@@ -21,6 +21,8 @@ from kvlab.model.config import ModelConfig
 from kvlab.model.loader import DTYPES, INDEX, expected_shapes
 
 SHARD_BYTES = 2 << 30
+AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+              "modules_to_not_convert": None}  # fmt: skip
 ROWS = 1 << 12  # drawn at once, in fp32
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -29,9 +31,10 @@ def write_random_model(folder: str | Path, config: dict[str, Any], *, dtype: str
                        shard_bytes: int = SHARD_BYTES, tokenizer: bool = True) -> Path:  # fmt: skip
     """Write the folder of a model that `config` (the content of a config.json) describes, with random weights.
 
-    dtype: stored as this. shard_bytes: a file's tensors, at most, except where one alone is larger; no more is in
-    memory at once. tokenizer: copy that of the shipped model, if the vocabulary is as large; token ids behind its
-    own decode to nothing. ValueError for a configuration that kvlab cannot run, and for a folder with files in it.
+    With AWQ_CONFIG as its quantization_config the linears are in 4 bits. dtype: all else is stored as this.
+    shard_bytes: a file's tensors, at most, except where one alone is larger; no more is in memory at once. tokenizer: copy that of
+    the shipped model, if the vocabulary is as large; token ids behind its own decode to nothing. ValueError for a
+    configuration that kvlab cannot run, and for a folder with files in it.
     """
     folder = Path(folder)
     if dtype not in DTYPES:
@@ -62,8 +65,18 @@ def write_random_model(folder: str | Path, config: dict[str, Any], *, dtype: str
 
 
 def random_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """The tensor of that name: norms about 1, biases about 0, matrices scaled by the numbers that they add up."""
+    """The tensor of that name: norms about 1, biases about 0, matrices scaled by the numbers that they add up.
+
+    AWQ's parts: every number 0 to 15 alike, with zero point 8; scales that go with them.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it takes no more than 32 bits
+    if name.endswith("qweight"):
+        return torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64).to(torch.int32)
+    if name.endswith("qzeros"):
+        return torch.full(shape, -0x77777778, dtype=torch.int32)  # eight times 8
+    if name.endswith("scales"):
+        spread = (sum((q - 8) ** 2 for q in range(16)) / 16) ** 0.5
+        return torch.full(shape, 1.4 / (shape[0] * AWQ_CONFIG["group_size"]) ** 0.5 / spread, dtype=torch.float16)
     tensor = torch.empty(shape, dtype=dtype)
     for start in range(0, shape[0], ROWS):
         piece = tensor[start : start + ROWS]

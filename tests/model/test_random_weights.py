@@ -8,9 +8,10 @@ import transformers
 from safetensors.torch import load_file
 
 from kvlab import LLM, SamplingParams
+from kvlab.model.awq import dequantise_checkpoint
 from kvlab.model.config import ModelConfig
 from kvlab.model.known import KNOWN, known_config
-from kvlab.model.random_weights import write_random_model
+from kvlab.model.random_weights import AWQ_CONFIG, write_random_model
 from kvlab.sizing import MODELS, ModelShape
 
 PUBLISHED = {  # parameters, as the model cards' safetensors headers count them
@@ -79,6 +80,24 @@ def test_the_same_seed_makes_the_same_weights_whatever_the_shards_and_layers(tmp
     assert all(torch.equal(one[name], cut[name]) for name in one)
     assert len(short) < len(one) and all(torch.equal(one[name], short[name]) for name in short)
     assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_folder_in_4_bits_says_what_its_weights_written_out_say(tmp_path):
+    sizes = dict(hidden_size=128, intermediate_size=256, num_attention_heads=8, head_dim=16)
+    config = small("Qwen2.5-7B", **sizes) | {"quantization_config": AWQ_CONFIG}
+    folder = write_random_model(tmp_path / "q", config, shard_bytes=1 << 30)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    (folder / index["model.norm.weight"]).rename(folder / "model.safetensors")  # one file, as awq's tools want it
+    (folder / "model.safetensors.index.json").unlink()
+    dequantise_checkpoint(folder, tmp_path / "plain")
+    prompt, params = list(range(3, 40)), SamplingParams(temperature=0, max_tokens=16)
+    one, other = (
+        LLM(str(f), dtype="float32", num_gpu_blocks_override=32, max_model_len=256, quantization=q)
+        for f, q in ((folder, "awq"), (tmp_path / "plain", None))
+    )
+    tokens = one.generate([prompt], params)[0].outputs[0].token_ids
+    assert tokens == other.generate([prompt], params)[0].outputs[0].token_ids
+    assert len(set(tokens)) > 4
 
 
 def test_what_cannot_be_written_is_said_before_anything_is(tmp_path):

@@ -1,0 +1,1 @@
+"""What benchmarks/gpu_engine.py measures, and by which formulas."""
