@@ -32,9 +32,9 @@ def write_random_model(folder: str | Path, config: dict[str, Any], *, dtype: str
     """Write the folder of a model that `config` (the content of a config.json) describes, with random weights.
 
     With AWQ_CONFIG as its quantization_config the linears are in 4 bits. dtype: all else is stored as this.
-    shard_bytes: a file's tensors, at most, except where one alone is larger; no more is in memory at once. tokenizer: copy that of
-    the shipped model, if the vocabulary is as large; token ids behind its own decode to nothing. ValueError for a
-    configuration that kvlab cannot run, and for a folder with files in it.
+    shard_bytes: a file's tensors, at most, except where one alone is larger; no more is in memory at once.
+    tokenizer: copy that of the shipped model, if the vocabulary is as large; token ids behind its own decode to
+    nothing. ValueError for a configuration that kvlab cannot run, and for a folder with files in it.
     """
     folder = Path(folder)
     if dtype not in DTYPES:
