@@ -114,13 +114,13 @@ def test_draws_are_those_of_the_runner():
     prepare, draw_tokens = runner.prepare, runner.sampler
 
     def noting(output):
-        batch, samplers, prompt_rows = prepare(output)
+        step = prepare(output)
         decodes = [e for e in output.scheduled if e[1] == 1]
         ordered = decodes + [e for e in output.scheduled if e[1] != 1]
         entries = [Entry(r.seed, r.num_prompt_tokens, r.num_tokens, r.num_computed_tokens, n, r.num_to_fork)
                    for r, n in ordered]  # fmt: skip
-        seen.append((entries, batch.logits_indices.tolist()))
-        return batch, samplers, prompt_rows
+        seen.append((entries, step.logits_rows))
+        return step
 
     def comparing(logits, rows):
         entries, indices = seen[-1]

@@ -95,11 +95,10 @@ def anatomy(num_seqs: int, prompt: int = 24, steps: int = 24, chunk: int = 0) ->
 
         return wrapped
 
-    places = {"schedule": (core.scheduler, "schedule"), "prepare": (runner, "prepare"),
-              "forward": (llm.model, "forward"),
-              "sample": (runner, "sampler"), "update": (core.scheduler, "update_from_output"),
-              "text": (llm.processor, "process")}  # fmt: skip
-    for stage, (owner, name) in places.items():
+    places = [("schedule", core.scheduler, "schedule"), ("prepare", runner, "prepare"), ("prepare", runner, "lay_out"),
+              ("forward", llm.model, "forward"), ("sample", runner, "sampler"),
+              ("update", core.scheduler, "update_from_output"), ("text", llm.processor, "process")]  # fmt: skip
+    for stage, owner, name in places:
         setattr(owner, name, timed(stage, getattr(owner, name)))
 
     def add(tokens: int, outputs: int, seed: int) -> None:

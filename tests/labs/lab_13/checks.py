@@ -183,8 +183,8 @@ class Sample(Exercise):
             "place among what it was given: which token is that?"),
         say("exp(1000) overflows, and weights need only be right up to a factor. Subtract the highest logit before you divide "
             "and exponentiate: the highest weight is then 1."),
-        say("weights = [math.exp((x - highest) / temperature) for x in logits]; kept = keep_ranks(weights, top_k, top_p); "
-            "return kept[draw_one([weights[i] for i in kept], uniform)]."),
+        say("The weight of x is math.exp((x - highest) / temperature). keep_ranks says which ids stay; draw_one on the weights "
+            "of these gives a place among them, and the id at that place is the token."),
     )  # fmt: skip
     examples = (
         Trace((), (("sample", [0.0, 2.0, 1.0], 0, 0, 1.0, 0.9),), why=say("Temperature 0 is greedy, whatever the uniform.")),

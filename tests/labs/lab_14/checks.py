@@ -547,6 +547,8 @@ class Between(Exercise):
             why=say("Tokens came, and nobody's first one.")),
         one("between", scrape(5, 1, 2, 0, 10), scrape(6, 1.5, 3, 0, 30), 0.5, why=say("Nothing was found. That is a share, 0.")),
         one("between", scrape(0, 0, 0, 0, 0), scrape(7, 0, 3, 5, 5), 2.0),
+        one("between", scrape(5, 1, 2, 0, 10), scrape(9, 1, 2, 4, 18), 1.0,
+            why=say("A prompt was looked up, and its first token is yet to come: each figure has a None of its own.")),
     )  # fmt: skip
 
     class Oracle:
