@@ -73,6 +73,7 @@ class Child:
         self.exercise = exercise
         self._end = time.monotonic() + 60 + exercise.all_seconds
         self.printed, self.num_dropped = b"", 0
+        self._answered = True
         self._socket, theirs = socket.socketpair()
         earlier = lab.exercises[: lab.exercises.index(exercise)]  # a later exercise may hold this one's answer
         fallback = {name: ours for e in earlier for name, ours in e.ours.items()}
@@ -110,6 +111,11 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_open(self) -> bool:
+        """Is it there, and has it answered everything?"""
+        return self._answered and self._process.poll() is None
+
     def close(self) -> None:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -143,6 +149,7 @@ class Child:
             raise Lost(say("the whole check took more than {seconds:g} seconds: some operation is far too slow",
                            seconds=self.exercise.all_seconds))  # fmt: skip
         deadline = time.monotonic() + seconds
+        self._answered = False
         data = json.dumps(request).encode()
         try:
             self._socket.sendall(len(data).to_bytes(4, "big") + data)
@@ -151,6 +158,7 @@ class Child:
                 raise Lost(say("{what} gave {mib} MiB of data back: far more than is asked for", what=what,
                                mib=length >> 20))  # fmt: skip
             reply = json.loads(self._receive(length, deadline, what, seconds))
+            self._answered = True
             return Value(decode(reply["value"])) if "value" in reply else Raised(
                 [str(name) for name in reply["raised"]], str(reply["message"]), str(reply["where"])
             )  # fmt: skip

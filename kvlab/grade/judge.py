@@ -52,15 +52,17 @@ class _Failure(Exception):
         self.text = text
 
 
-def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "en", are_runs: bool = False) -> Result:
+def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "en", are_runs: bool = False,
+                   child: Child | None = None) -> Result:  # fmt: skip
     """Grade exercise `name` of `lab` by what the code cells define. Whatever they hold, it does not raise.
 
-    are_runs: `cells` are what has been run so far, the same cell perhaps several times.
+    are_runs: `cells` are what has been run so far, the same cell perhaps several times. child: one of this exercise's,
+    to be used and left open; None starts a fresh one, as everything that gives points must.
     """
     exercise, started = lab[name], time.perf_counter()
     result = Result(exercise, passed=False, catalogue=lab.catalogue(lang))
     try:
-        _grade(exercise, lab, cells, result)
+        _grade(exercise, lab, cells, result, child)
         result.passed = True
     except (_Failure, Lost) as failure:
         result.message = failure.text
@@ -71,24 +73,25 @@ def grade_exercise(lab: LabSpec, name: str, cells: Sequence[str], lang: str = "e
     return result
 
 
-def _grade(exercise: Exercise, lab: LabSpec, cells: Sequence[str], result: Result) -> None:
+def _grade(exercise: Exercise, lab: LabSpec, cells: Sequence[str], result: Result, given: Child | None) -> None:
     found = collect(cells, exercise.defines)
     if found.missing:
         raise _Failure(_not_defined(lab, found.missing, found.broken))
     if name := copied_from_ours(found.text, exercise.ours):
         raise _Failure(say("this is kvlab's own {name}, copied: it earns nothing. Build your own; hint(\"{exercise}\") "
                            "helps", name=name, exercise=exercise.name))  # fmt: skip
-    with Child(exercise, lab, uses_numpy=re.search(r"\bnumpy\b", found.text) is not None) as child:
-        try:
-            loaded = child.load(found.source)
-            if isinstance(loaded, Raised):
-                raise _Failure(say("your definitions cannot be run: {error}", error=_told(loaded)))
-            for trace in exercise.examples:
-                _play(child, exercise, trace)
-            _play_random(child, exercise)
-        finally:
+    child = given or Child(exercise, lab, uses_numpy=re.search(r"\bnumpy\b", found.text) is not None)
+    try:
+        loaded = child.load(found.source)
+        if isinstance(loaded, Raised):
+            raise _Failure(say("your definitions cannot be run: {error}", error=_told(loaded)))
+        for trace in exercise.examples:
+            _play(child, exercise, trace)
+        _play_random(child, exercise)
+    finally:
+        if given is None:
             child.close()
-            result.printed = child.output
+        result.printed = child.output
 
 
 def _not_defined(lab: LabSpec, missing: list[str], broken: list[str]) -> Text:
@@ -195,11 +198,14 @@ def _expected(expected: Any) -> object:
         return say("{name} raised", name=type(expected).__name__)
     if expected is None:
         return say("None, and no error")
-    return str(expected) if hasattr(expected, "accepts") else _shown(expected)
+    return _cut(str(expected)) if hasattr(expected, "accepts") else _shown(expected)
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 300 else text[:290] + " ..."
 
 

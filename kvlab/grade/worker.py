@@ -61,9 +61,9 @@ def encode(value, depth=0):
         return {"dict": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in value.items()]}
     if kind is bytes:
         return {"bytes": value.hex()}
-    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+    if kind.__module__ in ("numpy", "torch") and hasattr(value, "tolist"):
         if settings["gives_part"]:  # the engine refuses them too: see the complaints in kvlab/parts/kinds.py
-            raise NotPlain(f"an object of numpy's class {kind.__name__} (its .tolist() is plain)")
+            raise NotPlain(f"an object of {kind.__module__}'s class {kind.__name__} (its .tolist() is plain)")
         return encode(value.tolist(), depth + 1)
     raise NotPlain(f"an object of class {kind.__name__}")
 

@@ -3,6 +3,7 @@
 import pytest
 
 from kvlab.grade import grade_exercise, load_lab
+from kvlab.grade.child import Child
 from kvlab.grade.exercise import SPECS, lab_numbers, load_module
 from kvlab.lab.source import code_cells
 
@@ -10,38 +11,52 @@ LABS = {number: load_lab(number) for number in lab_numbers()}
 OTHERS = {number: load_module(SPECS / f"lab_{number}" / "others.py") for number in LABS}
 
 
-def cases(kind):
-    for number, others in OTHERS.items():
-        for name, marks in ((kind, []), (f"MORE_{kind}", [pytest.mark.slow])):
-            for exercise, sources in getattr(others, name, {}).items():
-                for title, source in sources.items():
-                    yield pytest.param(number, exercise, source, id=f"{number}-{exercise}-{title}", marks=marks)
+@pytest.fixture(scope="module")
+def grade():
+    """Grades one variant after the other. All of one exercise share a child: most of a check is the child's start."""
+    current, child = None, None
+
+    def graded(number, name, cells):
+        nonlocal current, child
+        if current != (number, name) or not child.is_open:
+            if child:
+                child.close()
+            current, child = (number, name), Child(LABS[number][name], LABS[number], uses_numpy=True)
+        return grade_exercise(LABS[number], name, cells, child=child)
+
+    yield graded
+    if child:
+        child.close()
 
 
 def exercises():
-    return [pytest.param(n, e.name, id=f"{n}-{e.name}") for n, lab in LABS.items() for e in lab.exercises]
+    return [(number, exercise.name) for number, lab in LABS.items() for exercise in lab.exercises]
 
 
-@pytest.mark.parametrize("number, name", exercises())
-def test_solved_passes_and_stub_fails(number, name):
-    result = grade_exercise(LABS[number], name, code_cells(number, solved=True))
-    assert result.passed, result.render()
-    result = grade_exercise(LABS[number], name, code_cells(number, solved=False))
+def cases():
+    """(number, exercise, kind, source): exercise by exercise, so that each one's child is started once."""
+    for number, name in exercises():
+        yield pytest.param(number, name, "SOLVED", None, id=f"{number}-{name}-solved")
+        yield pytest.param(number, name, "STUB", None, id=f"{number}-{name}-stub")
+        for kind in ("CORRECT", "WRONG"):
+            for group, marks in ((kind, []), (f"MORE_{kind}", [pytest.mark.slow])):
+                for title, source in getattr(OTHERS[number], group, {}).get(name, {}).items():
+                    yield pytest.param(number, name, kind, source, id=f"{number}-{name}-{title}", marks=marks)
+
+
+@pytest.mark.parametrize("number, name, kind, source", list(cases()))
+def test_right_ones_pass_and_wrong_ones_are_told_why(grade, number, name, kind, source):
+    cells = code_cells(number, solved=kind != "STUB")
+    result = grade(number, name, [*cells, source] if source else cells)
+    said = result.render()
+    if kind in ("SOLVED", "CORRECT"):
+        assert result.passed, said
+        return
     assert not result.passed
-    assert "not written yet" in result.render() or "NotImplementedError" in result.render()
-
-
-@pytest.mark.parametrize("number, name, source", list(cases("CORRECT")))
-def test_other_designs_pass(number, name, source):
-    result = grade_exercise(LABS[number], name, [*code_cells(number, solved=True), source])
-    assert result.passed, result.render()
-
-
-@pytest.mark.parametrize("number, name, source", list(cases("WRONG")))
-def test_wrong_ones_fail_and_are_told_why(number, name, source):
-    result = grade_exercise(LABS[number], name, [*code_cells(number, solved=True), source])
-    assert not result.passed
-    assert "->" in result.render(), "a wrong solution is told the operation at which it went wrong"
+    if kind == "STUB":
+        assert "not written yet" in said or "NotImplementedError" in said
+    else:
+        assert "->" in said, "a wrong solution is told the operation at which it went wrong"
 
 
 @pytest.mark.parametrize("number, name", exercises())

@@ -34,7 +34,7 @@ def layer_flow() -> Any:
     figure, ax = plt.subplots(figsize=(10, 2.9), layout="constrained")
     rows = ((("RMSNorm", 0), ("q, k, v", 0), ("RoPE", 1), ("write K, V\nto their slots", 1),
              ("attention\nover pages", 1), ("o", 0), ("+", 0)),
-            (("RMSNorm", 0), ("gate, up", 0), ("SiLU x up", 0), ("down", 0), ("+", 0)))  # fmt: skip
+            (("RMSNorm", 0), ("gate, up", 0), ("SiLU(gate) · up", 0), ("down", 0), ("+", 0)))  # fmt: skip
     for y, boxes in enumerate(rows):
         x, top = 0.9, 1.5 * y
         ax.text(0.3, top + 0.4, "x", ha="center", va="center", fontsize=13)
@@ -43,6 +43,7 @@ def layer_flow() -> Any:
             ax.annotate("", (x, top + 0.4), (x - 0.35, top + 0.4), arrowprops={"arrowstyle": "->", "color": INK})
             _box(ax, x, top, width, 0.8, text, (ORANGE, "//") if knows else ("white", ""), bold=bool(knows))
             x += width + 0.35
+        ax.annotate("", (x - 0.1, top + 0.4), (x - 0.35, top + 0.4), arrowprops={"arrowstyle": "->", "color": INK})
         plus = x - 0.35 - 0.225
         ax.plot([0.3, 0.3, plus, plus], [top + 0.2, top - 0.22, top - 0.22, top], color=INK, lw=0.9)
         ax.text(x, top + 0.4, "x", ha="center", va="center", fontsize=13)
@@ -136,6 +137,7 @@ def drift(found: Mapping[str, Sequence[tuple[str, float]]], atol: float) -> Any:
     ax.set(yscale="log", ylabel="largest difference", xlim=(-0.6, len(names) - 0.4), ylim=(floor / 2, 1e2))
     for layer, i in enumerate(first):
         ax.text(i - 0.3, 35, f"layer {layer}", fontsize=9, va="center")
+    ax.set_yticks([floor, 1e-6, 1e-4, 1e-2, 1, 1e2], ["none", "1e-6", "1e-4", "0.01", "1", "100"])
     ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=len(found))
     ax.spines[["top", "right"]].set_visible(False)
     return figure

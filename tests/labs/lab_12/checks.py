@@ -2,6 +2,8 @@
 
 import cmath
 import math
+from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -11,6 +13,14 @@ LAB = LabInfo(title=say("Qwen2 on pages"), sections="L33 2.2, 2.3, 3.4, 4.3, 8.1
 STEPS = "kvlab.model.decoder_steps:"
 CHANGED = say("x, q, kv and weights are the engine's own memory, and others read them next: make a new tensor, and change none that you "
               "were given. (x *= ... and x[...] = ... change x.)")  # fmt: skip
+SHARED = say("The result shares memory with an argument: whoever writes to one of them later changes the other. Return a new tensor, always.")
+
+
+@dataclass(frozen=True)
+class Told(Approx):
+    """Approx, and from what it was computed: so that an explanation can compute it in other ways."""
+
+    of: Any = None
 
 
 def number(*keys):
@@ -31,6 +41,17 @@ def rounded(x):
 
 def flat(x):
     return [v for each in x for v in flat(each)] if isinstance(x, list) else [x]
+
+
+def near(a, b, within=1e-3):
+    """Lists of numbers, of one shape and nearly equal."""
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(near(x, y, within) for x, y in zip(a, b, strict=True))
+    return not isinstance(b, list | str) and abs(a - b) <= within
+
+
+def short(row):
+    return "[" + ", ".join(v if isinstance(v, str) else f"{v:.4g}" for v in row) + "]"
 
 
 def has_nan(got):
@@ -61,6 +82,7 @@ class TurnPair(Exercise):
         one("turn_pair", 2.0, -0.5, 7, 2, 8, 10_000.0),
         one("turn_pair", 1.5, 2.5, 40, 3, 32, 10_000.0),
         one("turn_pair", 1.5, 2.5, 40, 3, 32, 1_000_000.0, why=say("Another theta: Qwen2.5's.")),
+        one("turn_pair", 1.0, 2.0, 100_005, 2, 8, 10_000.0, why=say("Far back in a long sequence: there is no largest position.")),
     )
 
     class Oracle:
@@ -68,7 +90,7 @@ class TurnPair(Exercise):
 
         def turn_pair(self, a, b, position, pair, head_dim, theta):
             z = complex(a, b) * cmath.exp(1j * position / theta ** (2 * pair / head_dim))
-            return Approx([z.real, z.imag], rel=1e-9, abs=1e-9)
+            return Approx([z.real, z.imag], rel=0, abs=1e-6 * (1 + position))  # an angle in fp32 will do
 
     def traces(self):
         numbers = st.integers(-64, 64).map(lambda n: n / 32)
@@ -87,6 +109,10 @@ class TurnPair(Exercise):
         want = complex(*expected.value)
         if abs(complex(*got) - want.conjugate()) < 1e-6 or abs(complex(a, b) ** 2 - complex(*got) * want) < 1e-6:
             return say("That turns the other way round. The new a is a cos - b sin, the new b is a sin + b cos.")
+        if abs(complex(*reversed(got)) - want) < 1e-4 * (1 + position):
+            return say("The right two numbers, in the wrong order: what a has become comes first.")
+        if abs(complex(*got) - want) < 2e-3:
+            return say("Nearly right. Were the numbers rounded? Give all their digits back.")
         if abs(abs(complex(*got)) - abs(want)) > 1e-6:
             return say("Turning changes no length, and yours has changed it. Was the new b made from the new a? It needs the old one.")
         return say("The length is right, the angle is not. It is position * theta^(-2 pair / head_dim) radians: pair 0 of "
@@ -112,7 +138,7 @@ class Rope(Exercise):
         say("torch.cat((a * cos - b * sin, a * sin + b * cos), -1), with cos and sin in fp32 until they are made x's dtype: cos.to(x.dtype)."),
     )  # fmt: skip
     examples = (
-        one("rope", [0], 1, 4, 10_000, "float32", why=say("At position 0 nothing turns.")),
+        one("rope", [0], 1, 4, 10_000, "float32", why=say("At position 0 nothing turns. The result is a new tensor all the same.")),
         one("rope", [1], 1, 2, 10_000, "float32"),
         one("rope", [1], 1, 4, 10_000, "float32"),
         one("rope", [3], 2, 8, 10_000, "float32"),
@@ -153,42 +179,43 @@ class Rope(Exercise):
         _, positions, heads, dim, theta, name = op
         if got == "one of the arguments was changed":
             return CHANGED
+        if got == "memory of an argument":
+            return SHARED
         if isinstance(got, str):
             return say("Return a new tensor of x's shape and x's dtype. (fp32 angles make the result fp32, unless cos and sin are made x's dtype.)")
         if has_nan(got):
             return say("There is NaN in it, and none in x: was memory read that is not x's?")
         x = [[[number(1, t, h, d) for d in range(dim)] for h in range(heads)] for t in range(len(positions))]
+        half = dim // 2
 
-        def close(turn, places):
-            half = dim // 2
-            for t, position in enumerate(places):
-                for h in range(heads):
-                    for i, j, value in turn(x[t][h], half, position):
-                        if abs(got[t][h][i] - value.real) > 0.05 or abs(got[t][h][j] - value.imag) > 0.05:
-                            return False
-            return True
+        def halves(row, position, sign=1, step=1.0):
+            z = [complex(row[i], row[i + half]) * cmath.exp(1j * sign * position * theta ** (-i * step / half)) for i in range(half)]
+            return [c.real for c in z] + [c.imag for c in z]
 
-        def halves(row, half, position, sign=1, step=1.0):
-            return [(i, i + half, complex(row[i], row[i + half]) * cmath.exp(1j * sign * position * theta ** (-i * step / half)))
-                    for i in range(half)]  # fmt: skip
+        def neighbours(row, position):
+            z = [complex(row[2 * i], row[2 * i + 1]) * cmath.exp(1j * position * theta ** (-i / half)) for i in range(half)]
+            return [v for c in z for v in (c.real, c.imag)]
 
-        def neighbours(row, half, position):
-            return [(2 * i, 2 * i + 1, complex(row[2 * i], row[2 * i + 1]) * cmath.exp(1j * position * theta ** (-i / half)))
-                    for i in range(half)]  # fmt: skip
+        def is_like(turn, places=positions):
+            return near([[turn(head, at) for head in heads] for heads, at in zip(x, places, strict=True)], got, 0.05)
 
-        if close(neighbours, positions):
+        if is_like(neighbours):
             return say("These are pairs of neighbours, 2i and 2i + 1, as in RoPE's paper. The checkpoints of Hugging Face want "
                        "element i with element i + D/2.")  # fmt: skip
-        if close(lambda *a: halves(*a, sign=-1), positions):
+        if is_like(lambda *a: halves(*a, sign=-1)):
             return say("All pairs turn the other way: the new a is a cos - b sin.")
-        if close(lambda *a: halves(*a), range(len(positions))):
+        if is_like(halves, range(len(positions))):
             return say("Each row is turned by its number in the batch. It must be turned by positions[row], where it stands in its own sequence.")
-        if close(lambda *a: halves(*a, step=0.5), positions) or close(lambda *a: halves(*a, step=2), positions):
+        if is_like(halves, range(positions[0], positions[0] + len(positions))):
+            return say("Only the first position is right, and the others were counted on from it. Rows of other requests stand beside it: each has positions[row].")
+        if is_like(lambda *a: halves(*a, step=0.5)) or is_like(lambda *a: halves(*a, step=2)):
             return say("The frequencies fall by the wrong step: pair i turns by theta^(-2i/D), and D is all of a head, both halves.")
         if name != "float32":
             return say("Right in fp32, wrong in this dtype: compute positions, frequencies and angles in fp32 (.float()), and round only cos and sin.")
-        return say("Element i and element i + D/2 are a pair (a, b). It becomes (a cos - b sin, a sin + b cos), at its angle "
-                   "position * theta^(-2i/D).")  # fmt: skip
+        t, h = next((t, h) for t in range(len(x)) for h in range(heads) if not near(expected.value[t][h], got[t][h], expected.abs))
+        return say("First wrong: row {t}, which stands at position {position}, head {h}. It is {have}, and should be {want}. Element i and element i + D/2 are "
+                   "a pair (a, b). It becomes (a cos - b sin, a sin + b cos), at its angle position * theta^(-2i/D), in every head.",
+                   t=t, position=positions[t], h=h, have=short(got[t][h]), want=short(expected.value[t][h]))  # fmt: skip
 
 
 # ---- RMSNorm
@@ -206,7 +233,7 @@ class RmsNorm(Exercise):
     memory_mib = 1536
     hints = (
         say("Square, mean over the last dimension, add eps, one over the root, times x, times weight. keepdim=True keeps the shapes together."),
-        say("In bf16 and fp16 the squares lose digits or overflow: make x fp32 first. Which of the factors is rounded back, and when?"),
+        say("In bf16 and fp16 the squares lose digits or overflow: make x fp32 first. When is the result made narrow again: before weight, or after?"),
         say("wide = x.float() (float64 stays as it is); scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps); return "
             "(wide * scale).to(x.dtype) * weight."),
     )  # fmt: skip
@@ -223,14 +250,22 @@ class RmsNorm(Exercise):
         one("rms_norm", [2, 8], 400.0, "ones", 1e-6, "float16", why=say("x is fp16, up to 800. Its square would be 640,000, and fp16 ends at 65,504.")),
         one("rms_norm", [4, 64], 1.0, "ones", 1e-6, "bfloat16",
             why=say("x is bf16 and weight is 1, so the result is off by one rounding at most: 1 part in 512. Here it is off by more.")),
-        one("rms_norm", [2, 8], 1.0, "each", 1e-6, "bfloat16"),
+        one("rms_norm", [1, 6], 1.0, "each", 1e-6, "bfloat16",
+            why=say("Rounded before weight, as in transformers. Rounded after it, the last digits are others, and in a long text so are tokens.")),
+        one("rms_norm", [1, 11], 1.0, "each", 1e-6, "float16"),
         one("rms_norm", [2, 8], 1.0, "each", 1e-6, "float64", why=say("x is float64 here: do not make it narrower.")),
     )
 
     class Oracle:
         """Python's own numbers."""
 
-        def rms_norm(self, shape, scale, weights, eps, name):
+        @staticmethod
+        def right(row, w, eps):
+            rms = math.sqrt(math.fsum(v * v for v in row) / len(row) + eps)
+            return [v / rms * weight for v, weight in zip(row, w, strict=True)]
+
+        def rms_norm(self, shape, scale, weights, eps, name, form=None):
+            form = form or self.right
             narrow = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[name]
             count, dim = math.prod(shape), shape[-1]
             x = [self.cut(number(2, i) * scale, narrow) for i in range(count)]
@@ -238,13 +273,14 @@ class RmsNorm(Exercise):
             found = []
             for start in range(0, count, dim):
                 row = x[start : start + dim]
-                rms = math.sqrt(math.fsum(v * v for v in row) / dim + eps)
                 w = [1.0 if weights == "ones" else number(3, (start + d) % per) for d in range(dim)]
-                found.append([v / rms * weight for v, weight in zip(row, w, strict=True)])
+                values = form(row, w, eps)
+                if narrow < 24 and weights != "ones":  # before weight, and the product; the examples keep away from ties
+                    values = [self.cut(self.cut(v / k, narrow) * k, narrow) if k else 0.0 for v, k in zip(values, w, strict=True)]
+                found.append(values)
             for size in reversed(shape[1:-1]):
                 found = [found[i : i + size] for i in range(0, len(found), size)]
-            rounds = 1.05 if weights == "ones" else 2.5
-            rel = {"float32": 1e-5, "float64": 1e-12}.get(name, rounds * 2.0**-narrow)
+            rel = {"float32": 1e-5, "float64": 1e-12}.get(name, 1.05 * 2.0**-narrow if weights == "ones" else 1e-6)
             return Approx(found, rel=rel, abs=1e-300 if name == "float64" else 1e-9 if name == "float32" else 1e-6)
 
         @staticmethod
@@ -269,6 +305,8 @@ class RmsNorm(Exercise):
         _, shape, scale, weights, eps, name = op
         if got == "one of the arguments was changed":
             return CHANGED
+        if got == "memory of an argument":
+            return SHARED
         if isinstance(got, str):
             return say("Return a new tensor of x's shape and x's dtype. (An fp32 factor makes the result fp32: .to(x.dtype).)")
         if has_nan(got):
@@ -276,21 +314,45 @@ class RmsNorm(Exercise):
         want, have = flat(expected.value), flat(got)
         if name == "float16" and max(map(abs, have)) < 0.1:
             return say("Everything has become (nearly) 0: a square overflowed to infinity, and one over infinity is 0. Compute in fp32.")
+        if name in ("float16", "bfloat16") and weights != "ones" and all(abs(h - w) <= abs(w) / 100 for h, w in zip(have, want, strict=True)):
+            return say("Only the last digit differs. The normalised x is made narrow (.to(x.dtype)) before it is multiplied by weight, and the product is narrow "
+                       "again: this is the order of transformers, and of the engine. (F.rms_norm rounds once, after weight.)")  # fmt: skip
         if name in ("float16", "bfloat16"):
             return say("In fp32 it would be right, here it is rounded too often: square, mean, root and product in fp32, then one rounding, then weight.")
         if name == "float64":
             return say("Right in fp32, and float64 has more digits than that: x was made narrower.")
+        for told, form in self.FORMS:
+            if near(self.Oracle().rms_norm(*op[1:], form=form).value, got, 1e-5 * max(map(abs, want))):
+                return told
         pairs = [(h / w) for h, w in zip(have, want, strict=True) if abs(w) > 1e-6]
-        if weights == "ones" and pairs and max(abs(p - 2) for p in pairs) < 1e-3:
-            return say("Everything is twice what it should be. Is it 1 + weight? In Qwen2 it is weight.")
         if pairs and max(pairs) - min(pairs) < 1e-3 * abs(pairs[0]):
             return say("Everything is {factor} times what it should be. Is it the mean of the squares, and is eps added to it under the root?",
                        factor=round(sum(pairs) / len(pairs), 3))  # fmt: skip
-        if weights != "ones":
-            return say("Each element has its own weight, and each row its own root mean square. (The formula is x / sqrt(mean(x^2) + eps) * weight, "
-                       "and weight is not 1 + weight.)")  # fmt: skip
-        return say("x / sqrt(mean(x^2) + eps), the mean over the last dimension only, each row for itself. No mean is subtracted: that would be "
-                   "LayerNorm.")  # fmt: skip
+        size = shape[-1]
+        row = next(i for i in range(0, len(want), size) if not near(want[i : i + size], have[i : i + size], 1e-5 * max(map(abs, want))))
+        return say("The first wrong row is {have}, and should be {want}. It is x / sqrt(mean(x^2) + eps) * weight, the mean over the last dimension only, "
+                   "each row for itself.", have=short(have[row : row + size]), want=short(want[row : row + size]))  # fmt: skip
+
+
+def _over(root, plus=0.0):
+    """A form of the norm with another root, and something added to weight."""
+    return lambda row, w, eps: [v / root(row, eps) * (plus + weight) for v, weight in zip(row, w, strict=True)]
+
+
+def _mean(row, eps):
+    return math.fsum(v * v for v in row) / len(row)
+
+
+RmsNorm.FORMS = (
+    (say("eps is an argument. It looks as if 1e-6 or 1e-5 stood in its place."), _over(lambda row, eps: math.sqrt(_mean(row, 0) + 1e-6))),
+    (say("eps is an argument. It looks as if 1e-6 or 1e-5 stood in its place."), _over(lambda row, eps: math.sqrt(_mean(row, 0) + 1e-5))),
+    (say("eps is missing: it is added to the mean, under the root."), _over(lambda row, eps: math.sqrt(_mean(row, 0)) or 1.0)),
+    (say("eps stands outside the root. It is added to the mean, under the root."), _over(lambda row, eps: math.sqrt(_mean(row, 0)) + eps)),
+    (say("That is the sum of the squares. It is their mean."), _over(lambda row, eps: math.sqrt(_mean(row, 0) * len(row) + eps))),
+    (say("That is 1 + weight, as in Gemma. In Qwen2 it is weight."), _over(lambda row, eps: math.sqrt(_mean(row, 0) + eps), 1.0)),
+    (say("The mean of x was subtracted: that is LayerNorm. RMSNorm takes the root of the mean square as it is."),
+     lambda row, w, eps: RmsNorm.Oracle.right([v - sum(row) / len(row) for v in row], w, eps)),
+)  # fmt: skip
 
 
 # ---- the flat batch
@@ -310,8 +372,8 @@ class FlatBatch(Exercise):
         say("One sequence after the other. Its tokens stand at positions start to start + len(token_ids) - 1: a range. What does each list get from it?"),
         say("A token at position p goes to slot block_ids[p // block_size] * block_size + p % block_size. seq_lens gets start + len(token_ids): all "
             "that is attended to."),
-        say("query_start_loc begins with 0 and gets len(of all tokens so far) after each sequence. Logits come out of a sequence's last row, which is "
-            "then len(of all tokens so far) - 1. Decodes are counted from the front, up to the first sequence of more than one token."),
+        say("query_start_loc begins with 0 and gets len(token_ids), of all tokens so far, after each sequence. Logits come out of a sequence's last row, which "
+            "is then len(token_ids) - 1. Decodes are counted from the front, up to the first sequence of more than one token."),
     )  # fmt: skip
     FIELDS = ("token_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "logits_indices", "num_decodes",
               "max_query_len", "max_seq_len")  # fmt: skip
@@ -426,259 +488,6 @@ FlatBatch.examples = (
 )  # fmt: skip
 
 
-# ---- attention over pages
-
-
-class Attend(Exercise):
-    """One sequence's rows over its pages: causal and grouped."""
-
-    name, points, minutes, section = "attend", 4, 20, "L33 2.2, 2.3, 4.3"
-    defines = ("attend",)
-    ours = {"attend": STEPS + "attend"}
-    bars = ("kvlab.model.attention:naive_paged_attention", "kvlab.model.attention:TorchAttention",
-            "kvlab.model.attention:context_slots")  # fmt: skip
-    part = {"attend": "attend"}
-    driver = "Pages"
-    num_random = 25
-    memory_mib = 1536
-    hints = (
-        say("Three steps. Gather K and V of positions 0 to seq_len - 1 through the block table, [seq_len, Hkv, D]. Then scores, a matrix [n, seq_len] "
-            "for each query head. Then mask, softmax, times V."),
-        say("positions = torch.arange(seq_len); k, v = kv[:, torch.tensor(block_table)[positions // block_size], positions % block_size]. Query head h "
-            "reads KV head h // (H // Hkv): k.repeat_interleave(H // Hkv, dim=1) gives every query head its own."),
-        say("Row i stands at position seq_len - n + i, and sees all positions up to that one: hidden = positions[None] > (seq_len - n + "
-            "torch.arange(n))[:, None]; scores.masked_fill(hidden, -inf).softmax(-1)."),
-    )  # fmt: skip
-    DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "values": "positions", "loud": 1, "dtype": "float32"}
-
-    @staticmethod
-    def case(rows, length, why=None, looked_at=None, **options):
-        case = Attend.DEFAULTS | {"rows": rows, "length": length} | options
-        heads = case["kv_heads"] * case["group"]
-        looked_at = looked_at or [(row, head) for row in range(rows) for head in range(heads)]
-        return Trace((case,), (("attend",), *(("row", *at) for at in looked_at)), why)
-
-    class Oracle:
-        """In loops, without pages."""
-
-        def __init__(self, case):
-            self.case = case
-
-        def attend(self):
-            c = self.case
-            return f"{c['dtype']} [{c['rows']}, {c['kv_heads'] * c['group']}, {c['head_dim']}]"
-
-        def row(self, row, head):
-            c = self.case
-            own, kv_head, dims = c["length"] - c["rows"] + row, head // c["group"], range(c["head_dim"])
-            scores = [sum(number(4, own, head, d) * c["loud"] * number(5, p, kv_head, d) for d in dims) / math.sqrt(len(dims))
-                      for p in range(own + 1)]  # fmt: skip
-            exps = [math.exp(score - max(scores)) for score in scores]
-            total, out = math.fsum(exps), []
-            for d in dims:
-                values = [float(d == p) if c["values"] == "positions" else number(6, p, kv_head, d) for p in range(own + 1)]
-                out.append(sum(e * v for e, v in zip(exps, values, strict=True)) / total)
-            return Approx(rounded(out), rel=0, abs={"float32": 2e-5, "float64": 2e-6}.get(c["dtype"], 4e-2))
-
-    def traces(self):
-        @st.composite
-        def cases(draw):
-            length = draw(st.integers(1, 14))
-            return self.case(draw(st.integers(1, length)), length, block_size=draw(st.sampled_from((1, 2, 4, 16))),
-                             kv_heads=draw(st.integers(1, 2)), group=draw(st.integers(1, 3)),
-                             values=draw(st.sampled_from(("positions", "random"))))  # fmt: skip
-
-        return cases()
-
-    def describe_init(self, init):
-        c = init[0]
-        first = c["length"] - c["rows"]
-        rows = f"row 0 at position {first}" if c["rows"] == 1 else f"rows 0 to {c['rows'] - 1} at positions {first} to {c['length'] - 1}"
-        told = f"{rows}, seq_len {c['length']}, block size {c['block_size']}, {c['kv_heads'] * c['group']} query heads on " \
-               f"{c['kv_heads']} KV heads, {c['dtype']}"  # fmt: skip
-        return told + ("; V of position p is 1 at place p, so that the output is the weights" if c["values"] == "positions" else "")
-
-    def describe(self, op):
-        return "attend(q, kv, block_table, seq_len)" if op[0] == "attend" else f"row {op[1]}, query head {op[2]}:"
-
-    def explain(self, op, expected, got):
-        if got == "one of the arguments was changed":
-            return CHANGED
-        if op[0] == "attend":
-            return say("Return a new tensor of q's shape [n, H, D] and q's dtype.")
-        if has_nan(got):
-            return say("NaN. Slots of the last page behind seq_len hold anything, here NaN, and 0 * NaN is NaN: take positions 0 to seq_len - 1 "
-                       "only. (Or a row sees nothing at all: softmax of nothing but -inf is NaN.)")  # fmt: skip
-        want = expected.value
-        if not isinstance(got, list) or min(want) < 0 or abs(sum(want) - 1) > 1e-3:
-            return say("The weights may be right, as the examples before passed: is it the V of the right KV head? Query head h reads KV head h // (H / Hkv).")
-        end = max(p for p, w in enumerate(want) if w > 0) + 1
-        if any(g > 1e-3 for g in got[end:]):
-            return say("This row stands at position {own}, and it sees {p}, which comes later: the causal mask is missing, or shifted. Row i stands at "
-                       "position seq_len - n + i.", own=end - 1, p=next(p for p in range(end, len(got)) if got[p] > 1e-3))  # fmt: skip
-        missing = [p for p in range(end) if want[p] > 2e-3 and abs(got[p]) < 1e-6]
-        if missing == [end - 1]:
-            return say("This row does not see itself. Its own K and V have been written already, and it attends to them as well.")
-        if missing:
-            return say("This row stands at position {own} and does not see position {p}. Row i stands at position seq_len - n + i, not at i; all before it "
-                       "are there, through the block table.", own=end - 1, p=missing[0])  # fmt: skip
-        if abs(sum(got) - 1) > 2e-2:
-            return say("The weights add up to {total}, not to 1: softmax goes over the positions, the last dimension of the scores.",
-                       total=round(sum(got), 3))  # fmt: skip
-        logs = [(math.log(g / got[0]), math.log(w / want[0])) for g, w in zip(got[1:end], want[1:end], strict=True) if min(g, w, got[0]) > 0]
-        ratios = [a / b for a, b in logs if abs(b) > 0.05]
-        if len(ratios) > 1 and max(ratios) - min(ratios) < 0.05 * abs(max(ratios)) and abs(ratios[0] - 1) > 0.02:
-            return say("These weights belong to scores that are {factor} times what they should be: divide by sqrt(D), once.",
-                       factor=round(ratios[0], 2))  # fmt: skip
-        return say("It sees the right positions, with other weights. Was another query head's q taken, or another KV head's K? Query head h reads KV head "
-                   "h // (H / Hkv): consecutive heads share one. And is position p's K read at block_table[p // block_size], offset p % block_size?")  # fmt: skip
-
-
-Attend.examples = (
-    Attend.case(1, 1, say("One token, alone: it sees itself.")),
-    Attend.case(1, 3, say("A decode.")),
-    Attend.case(1, 9, say("A decode whose context lies on three pages.")),
-    Attend.case(3, 3, say("A whole prompt.")),
-    Attend.case(5, 5),
-    Attend.case(3, 7, say("A chunk: the last three of seven tokens.")),
-    Attend.case(2, 12, say("A chunk at the end of full pages.")),
-    Attend.case(1, 7, group=3, why=say("Three query heads share a KV head.")),
-    Attend.case(1, 7, kv_heads=2, values="random", why=say("Two KV heads, each with its own query head.")),
-    Attend.case(2, 6, kv_heads=2, group=2, why=say("Query heads 0 and 1 share KV head 0, 2 and 3 share KV head 1.")),
-    Attend.case(3, 9, kv_heads=2, group=3, values="random"),
-    Attend.case(4, 11, block_size=1),
-    Attend.case(4, 11, block_size=16, head_dim=32),
-    Attend.case(3, 8, loud=60, why=say("The scores are large: exp of them is infinite, unless the largest is subtracted, as softmax does.")),
-    Attend.case(3, 9, dtype="bfloat16", kv_heads=2, group=2, why=say("q and kv are bf16 here, and the result is.")),
-    Attend.case(2, 9, dtype="float64", group=2),
-)  # fmt: skip
-
-
-# ---- the layer
-
-
-class Layer(Exercise):
-    """A whole layer."""
-
-    name, points, minutes, section = "decoder_layer", 4, 20, "L33 2.2, 3.4, 4.3"
-    defines = ("decoder_layer",)
-    ours = {"decoder_layer": STEPS + "decoder_layer"}
-    driver = "Layer"
-    num_random = 10
-    memory_mib = 1536
-    hints = (
-        say("Follow the picture, box by box. Where does x itself go on, past the boxes? Twice, to a +."),
-        say("Slots: kv[0].flatten(0, 1) is a view [num_blocks * block_size, Hkv, D], so kv[0].flatten(0, 1)[batch.slot_mapping] = k writes into the pages. "
-            "Then, for sequence i, the rows query_start_loc[i] to query_start_loc[i + 1] attend over batch.block_tables[i].tolist(), int(batch.seq_lens[i])."),
-        say("q = F.linear(h, w['q_proj.weight'], w['q_proj.bias']).unflatten(-1, (-1, D)), the same for k and v; turn q and k, not v. After attention "
-            "x = x + F.linear(out.flatten(1), w['o_proj.weight']); the second norm is of this new x."),
-    )  # fmt: skip
-
-    class Oracle:
-        """No pages, no batch: all of a sequence at once, in loops."""
-
-        def __init__(self, sizes, block_size):
-            self.hidden, self.heads, self.kv_heads, self.dim, self.inner = sizes
-            self.lengths = {}
-
-        def weight(self, kind, rows, columns):
-            return [[number(10 + kind, r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
-
-        @staticmethod
-        def times(matrix, x, bias=None):
-            out = [math.fsum(a * b for a, b in zip(row, x, strict=True)) for row in matrix]
-            return out if bias is None else [a + b for a, b in zip(out, bias, strict=True)]
-
-        def norm(self, x, kind):
-            rms = math.sqrt(sum(v * v for v in x) / len(x) + 1e-2)
-            return [v / rms * number(10 + kind, d) for d, v in enumerate(x)]
-
-        def turned(self, x, position):
-            half = self.dim // 2
-            z = [complex(x[i], x[i + half]) * cmath.exp(1j * position * 100.0 ** (-i / half)) for i in range(half)]
-            return [c.real for c in z] + [c.imag for c in z]
-
-        def split(self, x):
-            return [x[i : i + self.dim] for i in range(0, len(x), self.dim)]
-
-        def step(self, chunks):
-            found, q_size, kv_size = [], self.heads * self.dim, self.kv_heads * self.dim
-            bias = [[number(10 + kind, i) for i in range(size)] for kind, size in ((2, q_size), (4, kv_size), (6, kv_size))]
-            wq, wk, wv = (self.weight(kind, size, self.hidden) for kind, size in ((1, q_size), (3, kv_size), (5, kv_size)))
-            wo = self.weight(7, self.hidden, q_size)
-            gate, up = (self.weight(kind, self.inner, self.hidden) for kind in (9, 10))
-            down = self.weight(11, self.hidden, self.inner)
-            for name, count in chunks:
-                start = self.lengths.get(name, 0)
-                self.lengths[name] = end = start + count
-                xs = [[number(9, name, p, d) for d in range(self.hidden)] for p in range(end)]
-                hs = [self.norm(x, 0) for x in xs]
-                keys = [[self.turned(k, p) for k in self.split(self.times(wk, h, bias[1]))] for p, h in enumerate(hs)]
-                values = [self.split(self.times(wv, h, bias[2])) for h in hs]
-                for p in range(start, end):
-                    out = []
-                    for head, q in enumerate(self.split(self.times(wq, hs[p], bias[0]))):
-                        q, kv_head = self.turned(q, p), head * self.kv_heads // self.heads
-                        scores = [sum(a * b for a, b in zip(q, keys[o][kv_head], strict=True)) / math.sqrt(self.dim)
-                                  for o in range(p + 1)]  # fmt: skip
-                        exps = [math.exp(s - max(scores)) for s in scores]
-                        out += [sum(e * values[o][kv_head][d] for o, e in enumerate(exps)) / sum(exps) for d in range(self.dim)]
-                    x = [a + b for a, b in zip(xs[p], self.times(wo, out), strict=True)]
-                    h = self.norm(x, 8)
-                    g = [v / (1 + math.exp(-v)) for v in self.times(gate, h)]
-                    mlp = self.times(down, [a * b for a, b in zip(g, self.times(up, h), strict=True)])
-                    found.append([round(a + b, 5) for a, b in zip(x, mlp, strict=True)])
-            return Approx(found, rel=2e-5, abs=3e-4)
-
-    SIZES = ([6, 2, 1, 4, 5], [6, 4, 2, 2, 5], [8, 2, 2, 4, 6])
-    examples = (
-        Trace((SIZES[2], 4), (("step", [[0, 1]]),), say("One sequence, one token, position 0.")),
-        Trace((SIZES[2], 4), (("step", [[0, 3]]),), say("A prompt of three tokens.")),
-        Trace((SIZES[2], 4), (("step", [[0, 3]]), ("step", [[0, 1]])), say("Then a decode: it attends to what the first step has written.")),
-        Trace((SIZES[0], 4), (("step", [[0, 6]]), ("step", [[0, 1]]), ("step", [[0, 1]]))),
-        Trace((SIZES[1], 4), (("step", [[0, 3], [1, 5]]),), say("Two prompts in one batch: neither sees the other.")),
-        Trace((SIZES[1], 2), (("step", [[0, 3], [1, 2]]), ("step", [[1, 1], [0, 4]]), ("step", [[0, 1], [1, 1], [2, 3]])),
-              say("Chunks and decodes of several sequences in each step.")),
-        Trace((SIZES[0], 1), (("step", [[0, 2]]), ("step", [[0, 2]])), say("A prompt in two chunks, blocks of one token.")),
-    )
-
-    def traces(self):
-        @st.composite
-        def runs(draw):
-            steps = []
-            for _ in range(draw(st.integers(1, 3))):
-                names = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-                steps.append(("step", sorted([[name, draw(st.sampled_from((1, 1, 2, 3)))] for name in names], key=lambda c: c[1] != 1)))
-            return Trace((draw(st.sampled_from(self.SIZES)), 4), tuple(steps))
-
-        return runs()
-
-    def describe_init(self, init):
-        (hidden, heads, kv_heads, dim, inner), size = init
-        return f"hidden {hidden}, {heads} query heads on {kv_heads} KV heads of {dim}, intermediate {inner}, block size {size}"
-
-    def describe(self, op):
-        return "a step with " + ", ".join(f"{n} token{'s' * (n > 1)} of sequence {name}" for name, n in op[1]) + ":"
-
-    def explain(self, op, expected, got):
-        if isinstance(got, str) and got.startswith("an argument"):
-            return CHANGED
-        if isinstance(got, str) and got.startswith("slot"):
-            return say("K and V go to the slots of batch.slot_mapping, and nowhere else.")
-        if isinstance(got, str):
-            return say("Return a new tensor like x, [T, hidden].")
-        if has_nan(got):
-            return say("NaN: a slot was read that nobody has written. Are this step's k AND v written, to batch.slot_mapping, before anybody attends? Into kv itself, "
-                       "not into a copy of it?")  # fmt: skip
-        want = expected.value
-        rows = [i for i, (g, w) in enumerate(zip(got, want, strict=True)) if max(abs(a - b) for a, b in zip(g, w, strict=True)) > 1e-3]
-        if rows and rows[0] > 0:
-            return say("Row {row} is the first that is wrong; those before it are right. What is different there: its position, its sequence, what it attends to?",
-                       row=rows[0])  # fmt: skip
-        return say("Already row 0 is wrong. Go through the picture: are the biases of q, k and v added? q and k turned, v not? x added after both halves, and the "
-                   "second norm of the new x? silu of gate, times up?")  # fmt: skip
-
-
 # ---- the ledger
 
 
@@ -764,6 +573,323 @@ class StepLedger(Exercise):
         }[wrong]  # fmt: skip
 
 
+# ---- attention over pages
+
+
+class Attend(Exercise):
+    """One sequence's rows over its pages: causal and grouped."""
+
+    name, points, minutes, section = "attend", 4, 20, "L33 2.2, 2.3, 4.3"
+    defines = ("attend",)
+    ours = {"attend": STEPS + "attend"}
+    bars = ("kvlab.model.attention:naive_paged_attention", "kvlab.model.attention:TorchAttention",
+            "kvlab.model.attention:context_slots")  # fmt: skip
+    part = {"attend": "attend"}
+    driver = "Pages"
+    num_random = 25
+    memory_mib = 1536
+    hints = (
+        say("Three steps. Gather K and V of positions 0 to seq_len - 1 through the block table, [seq_len, Hkv, D]. Then scores, a matrix [n, seq_len] "
+            "for each query head. Then mask, softmax, times V."),
+        say("positions = torch.arange(seq_len); k, v = kv[:, torch.tensor(block_table)[positions // block_size], positions % block_size]. Query head h "
+            "reads KV head h // (H // Hkv): k.repeat_interleave(H // Hkv, dim=1) gives every query head its own."),
+        say("Row i stands at position seq_len - n + i, and sees all positions up to that one: hidden = positions[None] > (seq_len - n + "
+            "torch.arange(n))[:, None]; scores.masked_fill(hidden, -inf).softmax(-1)."),
+    )  # fmt: skip
+    DEFAULTS = {"block_size": 4, "kv_heads": 1, "group": 1, "head_dim": 16, "values": "positions", "loud": 0.25, "spare": (),
+                "dtype": "float32"}  # fmt: skip
+
+    @staticmethod
+    def case(rows, length, why=None, looked_at=None, **options):
+        case = Attend.DEFAULTS | {"rows": rows, "length": length} | options
+        heads = case["kv_heads"] * case["group"]
+        looked_at = looked_at or [(row, head) for row in range(rows) for head in range(heads)]
+        return Trace((case,), (("attend",), *(("row", *at) for at in looked_at)), why)
+
+    class Oracle:
+        """In loops, without pages."""
+
+        def __init__(self, case):
+            self.case = case
+
+        def attend(self):
+            c = self.case
+            return f"{c['dtype']} [{c['rows']}, {c['kv_heads'] * c['group']}, {c['head_dim']}]"
+
+        def row(self, row, head):
+            close = {"float32": 2e-5, "float64": 2e-6}.get(self.case["dtype"], 4e-2 if self.case["values"] == "random" else 1e-2)
+            return Told(rounded(self.output(row, head)), rel=0, abs=close, of=(self, row, head))
+
+        def key(self, p, kv_head):
+            return [self.case["loud"] * number(5, p, kv_head, d) for d in range(self.case["head_dim"])]
+
+        def value(self, p, kv_head):
+            of_position = self.case["values"] == "positions"
+            return [float(d == p) if of_position else number(6, p, kv_head, d) for d in range(self.case["head_dim"])]
+
+        def output(self, row, head, scale=None, kv_head=None, end=None, begin=0, swapped=False):
+            """The output of one head; every argument more is a way of being wrong."""
+            c = self.case
+            own, kv_head = c["length"] - c["rows"] + row, head // c["group"] if kv_head is None else kv_head
+            places = range(begin, own + 1 if end is None else end)
+            q, scale = [number(4, own, head, d) for d in range(c["head_dim"])], scale or c["head_dim"] ** -0.5
+            keys, values = ([at(p, kv_head) for p in places] for at in (self.key, self.value))
+            if swapped:
+                keys, values = values, keys
+            scores = [scale * sum(a * b for a, b in zip(q, k, strict=True)) for k in keys]
+            exps = [math.exp(score - max(scores)) for score in scores]
+            return [sum(e * v[d] for e, v in zip(exps, values, strict=True)) / math.fsum(exps) for d in range(c["head_dim"])]
+
+    def traces(self):
+        @st.composite
+        def cases(draw):
+            length = draw(st.integers(1, 14))
+            return self.case(draw(st.integers(1, length)), length, block_size=draw(st.sampled_from((1, 2, 4, 16))),
+                             kv_heads=draw(st.integers(1, 2)), group=draw(st.integers(1, 3)),
+                             values=draw(st.sampled_from(("positions", "random"))))  # fmt: skip
+
+        return cases()
+
+    def describe_init(self, init):
+        c = init[0]
+        first = c["length"] - c["rows"]
+        rows = f"row 0 at position {first}" if c["rows"] == 1 else f"rows 0 to {c['rows'] - 1} at positions {first} to {c['length'] - 1}"
+        told = f"{rows}, seq_len {c['length']}, block size {c['block_size']}, {c['kv_heads'] * c['group']} query heads on " \
+               f"{c['kv_heads']} KV heads, {c['dtype']}"  # fmt: skip
+        return told + ("; V of position p is 1 at place p, so that the output is the weights" if c["values"] == "positions" else "")
+
+    def describe(self, op):
+        return "attend(q, kv, block_table, seq_len)" if op[0] == "attend" else f"row {op[1]}, query head {op[2]}:"
+
+    def explain(self, op, expected, got):
+        if got == "one of the arguments was changed":
+            return CHANGED
+        if got == "memory of an argument":
+            return SHARED
+        if op[0] == "attend":
+            return say("Return a new tensor of q's shape [n, H, D] and q's dtype.")
+        oracle, row, head = expected.of
+        c = oracle.case
+        own, dim, heads, kv_heads = c["length"] - c["rows"] + row, c["head_dim"], c["kv_heads"] * c["group"], c["kv_heads"]
+        if has_nan(got) and c["loud"] > 1:
+            return say("NaN, where scores are large: exp of them is infinite, and infinity over infinity is NaN. Subtract the largest score first, as softmax does.")
+        if has_nan(got):
+            return say("NaN. Slots behind seq_len, and blocks that are not in the table, hold anything, here NaN, and 0 * NaN is NaN. Take positions 0 to seq_len - 1 "
+                       "only, each from block_table[p // block_size]. (Or does a row see nothing at all? Softmax of nothing but -inf is NaN.)")  # fmt: skip
+        ways = (
+            (say("The scores are not divided by sqrt(D)."), {"scale": 1.0}),
+            (say("The scores are divided by D. It is sqrt(D)."), {"scale": 1 / dim}),
+            (say("K and V are swapped: kv[0] is K, kv[1] is V."), {"swapped": True}),
+            (say("The causal mask is missing: this row stands at position {own}, and it sees what comes later.", own=own), {"end": c["length"]}),
+            (say("This row sees positions 0 to {row}, as if it stood at position {row}. It stands at {own}: row i at seq_len - n + i.", row=row, own=own), {"end": row + 1}),
+            (say("This row does not see itself. Its own K and V have been written already, and it attends to them as well."), {"end": own}),
+            (say("It sees the n newest tokens only. All before them are there, through the block table."), {"begin": c["length"] - c["rows"]}),
+            (say("Query head {head} reads KV head {wrong} here, by remainder. It is head // (H / Hkv): consecutive heads share one.",
+                 head=head, wrong=head % kv_heads), {"kv_head": head % kv_heads}),
+            (say("Query head {head} reads KV head 0, as all do. It is head // (H / Hkv).", head=head), {"kv_head": 0}),
+        )  # fmt: skip
+        for told, way in ways:
+            if way.get("end") == 0:
+                continue
+            found = oracle.output(row, head, **way)
+            if not near(found, expected.value, 3 * expected.abs) and near(found, got, expected.abs):
+                return told
+        if c["values"] == "random":
+            return say("The weights may be right, as the examples before passed: is it the V of the right KV head? Query head h reads KV head h // (H / Hkv).")
+        if any(g > 1e-3 for g in got[own + 1 :]):
+            return say("This row stands at position {own}, and it sees {p}, which comes later: the causal mask is missing, or shifted. Row i stands at "
+                       "position seq_len - n + i.", own=own, p=next(p for p in range(own + 1, len(got)) if got[p] > 1e-3))  # fmt: skip
+        missing = [p for p in range(own + 1) if expected.value[p] > 2e-3 and abs(got[p]) < 1e-6]
+        if missing:
+            return say("This row stands at position {own} and does not see position {p}. It sees all from 0 to {own}, through the block table.",
+                       own=own, p=missing[0])  # fmt: skip
+        if abs(sum(got) - 1) > 2e-2:
+            return say("The weights add up to {total}, not to 1: softmax goes over the positions, the last dimension of the scores.",
+                       total=round(sum(got), 3))  # fmt: skip
+        if heads == 1:
+            return say("It sees the right positions, with other weights: softmax of q · k / sqrt(D). Is position p's K read at block_table[p // block_size], "
+                       "offset p % block_size? Is the scale right, and the same for all?")  # fmt: skip
+        return say("It sees the right positions, with other weights. Was another query head's q taken, or another KV head's K? Query head h reads KV head "
+                   "h // (H / Hkv): consecutive heads share one. And is position p's K read at block_table[p // block_size], offset p % block_size?")  # fmt: skip
+
+    def explain_error(self, op, expected, error, message):
+        if error in ("IndexError", "RuntimeError") and (op[0] == "attend"):
+            return say("Is it the block table? It may be longer than needed, as the rows of a padded tensor are, and what stands behind the sequence's own pages "
+                       "is no block number: cut it to ceil(seq_len / block_size) entries, or look up only the pages of positions 0 to seq_len - 1.")  # fmt: skip
+        return None
+
+
+Attend.examples = (
+    Attend.case(1, 1, say("One token, alone: it sees itself.")),
+    Attend.case(1, 3, say("A decode.")),
+    Attend.case(1, 9, say("A decode whose context lies on three pages.")),
+    Attend.case(3, 3, say("A whole prompt.")),
+    Attend.case(5, 5),
+    Attend.case(3, 7, say("A chunk: the last three of seven tokens.")),
+    Attend.case(2, 12, say("A chunk at the end of full pages.")),
+    Attend.case(1, 7, group=3, why=say("Three query heads share a KV head.")),
+    Attend.case(1, 7, kv_heads=2, values="random", why=say("Two KV heads, each with its own query head.")),
+    Attend.case(2, 6, kv_heads=2, group=2, why=say("Query heads 0 and 1 share KV head 0, 2 and 3 share KV head 1.")),
+    Attend.case(3, 9, kv_heads=2, group=3, values="random"),
+    Attend.case(2, 6, spare=(3,), why=say("A block more has been reserved than is needed now. Nothing is in it yet.")),
+    Attend.case(1, 9, spare=(1_000_000,), why=say("The table is a row of a padded tensor here: what stands behind the sequence's own pages is no block number.")),
+    Attend.case(4, 11, block_size=1),
+    Attend.case(4, 11, block_size=16, head_dim=32),
+    Attend.case(3, 8, loud=60, why=say("The scores are large: exp of them is infinite, unless the largest is subtracted, as softmax does.")),
+    Attend.case(3, 9, dtype="bfloat16", kv_heads=2, group=2, why=say("q and kv are bf16 here, and the result is.")),
+    Attend.case(2, 9, dtype="float64", group=2),
+)  # fmt: skip
+
+
+# ---- the layer
+
+
+class Layer(Exercise):
+    """A whole layer."""
+
+    name, points, minutes, section = "decoder_layer", 4, 20, "L33 2.2, 3.4, 4.3"
+    defines = ("decoder_layer",)
+    ours = {"decoder_layer": STEPS + "decoder_layer"}
+    driver = "Layer"
+    num_random = 10
+    memory_mib = 1536
+    hints = (
+        say("Follow the picture, box by box. Where does x itself go on, past the boxes? Twice, to a +."),
+        say("Slots: kv[0].flatten(0, 1) is a view [num_blocks * block_size, Hkv, D], so kv[0].flatten(0, 1)[batch.slot_mapping] = k writes into the pages. "
+            "Then, for sequence i, the rows query_start_loc[i] to query_start_loc[i + 1] attend over batch.block_tables[i].tolist(), int(batch.seq_lens[i])."),
+        say("q = F.linear(h, w['q_proj.weight'], w['q_proj.bias']).unflatten(-1, (-1, D)), the same for k and v; turn q and k, not v. After attention "
+            "x = x + F.linear(out.flatten(1), w['o_proj.weight']); the second norm is of this new x."),
+    )  # fmt: skip
+
+    class Oracle:
+        """No pages, no batch: all of a sequence at once, in loops."""
+
+        def __init__(self, sizes, block_size):
+            self.hidden, self.heads, self.kv_heads, self.dim, self.inner = sizes
+            self.lengths, self.steps = {}, 0
+
+        def weight(self, kind, rows, columns):
+            return [[number(10 + kind, r * columns + c) / 2 for c in range(columns)] for r in range(rows)]
+
+        @staticmethod
+        def times(matrix, x, bias=None):
+            out = [math.fsum(a * b for a, b in zip(row, x, strict=True)) for row in matrix]
+            return out if bias is None else [a + b for a, b in zip(out, bias, strict=True)]
+
+        def norm(self, x, kind):
+            rms = math.sqrt(sum(v * v for v in x) / len(x) + self.eps)
+            return [v / rms * number(10 + kind, d) for d, v in enumerate(x)]
+
+        def turned(self, x, position):
+            half = self.dim // 2
+            z = [complex(x[i], x[i + half]) * cmath.exp(1j * position * self.theta ** (-i / half)) for i in range(half)]
+            return [c.real for c in z] + [c.imag for c in z]
+
+        def split(self, x):
+            return [x[i : i + self.dim] for i in range(0, len(x), self.dim)]
+
+        def step(self, chunks):
+            before, self.steps = dict(self.lengths), self.steps + 1
+            for name, count in chunks:
+                self.lengths[name] = before.get(name, 0) + count
+            rows = [(name, before.get(name, 0) + i) for name, count in chunks for i in range(count)]
+            return Told(self.rows(chunks, before), rel=2e-5, abs=3e-4, of=(self, chunks, before, rows, self.steps))
+
+        def rows(self, chunks, before, eps=1e-2, theta=100.0, biased=1):
+            """The output of a step; every argument more is a way of being wrong."""
+            self.eps, self.theta = eps, theta
+            found, q_size, kv_size = [], self.heads * self.dim, self.kv_heads * self.dim
+            bias = [[biased * number(10 + kind, i) for i in range(size)] for kind, size in ((2, q_size), (4, kv_size), (6, kv_size))]
+            wq, wk, wv = (self.weight(kind, size, self.hidden) for kind, size in ((1, q_size), (3, kv_size), (5, kv_size)))
+            wo = self.weight(7, self.hidden, q_size)
+            gate, up = (self.weight(kind, self.inner, self.hidden) for kind in (9, 10))
+            down = self.weight(11, self.hidden, self.inner)
+            for name, count in chunks:
+                start = before.get(name, 0)
+                end = start + count
+                xs = [[number(9, name, p, d) for d in range(self.hidden)] for p in range(end)]
+                hs = [self.norm(x, 0) for x in xs]
+                keys = [[self.turned(k, p) for k in self.split(self.times(wk, h, bias[1]))] for p, h in enumerate(hs)]
+                values = [self.split(self.times(wv, h, bias[2])) for h in hs]
+                for p in range(start, end):
+                    out = []
+                    for head, q in enumerate(self.split(self.times(wq, hs[p], bias[0]))):
+                        q, kv_head = self.turned(q, p), head * self.kv_heads // self.heads
+                        scores = [sum(a * b for a, b in zip(q, keys[o][kv_head], strict=True)) / math.sqrt(self.dim)
+                                  for o in range(p + 1)]  # fmt: skip
+                        exps = [math.exp(s - max(scores)) for s in scores]
+                        out += [sum(e * values[o][kv_head][d] for o, e in enumerate(exps)) / sum(exps) for d in range(self.dim)]
+                    x = [a + b for a, b in zip(xs[p], self.times(wo, out), strict=True)]
+                    h = self.norm(x, 8)
+                    g = [v / (1 + math.exp(-v)) for v in self.times(gate, h)]
+                    mlp = self.times(down, [a * b for a, b in zip(g, self.times(up, h), strict=True)])
+                    found.append([round(a + b, 5) for a, b in zip(x, mlp, strict=True)])
+            return found
+
+    SIZES = ([6, 2, 1, 4, 5], [6, 4, 2, 2, 5], [8, 2, 2, 4, 6])
+    examples = (
+        Trace((SIZES[2], 4), (("step", [[0, 1]]),), say("One sequence, one token, position 0.")),
+        Trace((SIZES[2], 4), (("step", [[0, 3]]),), say("A prompt of three tokens.")),
+        Trace((SIZES[2], 4), (("step", [[0, 3]]), ("step", [[0, 1]])), say("Then a decode: it attends to what the first step has written.")),
+        Trace((SIZES[0], 4), (("step", [[0, 6]]), ("step", [[0, 1]]), ("step", [[0, 1]]))),
+        Trace((SIZES[1], 4), (("step", [[0, 3], [1, 5]]),), say("Two prompts in one batch: neither sees the other.")),
+        Trace((SIZES[1], 2), (("step", [[0, 3], [1, 2]]), ("step", [[1, 1], [0, 4]]), ("step", [[0, 1], [1, 1], [2, 3]])),
+              say("Chunks and decodes of several sequences in each step.")),
+        Trace((SIZES[0], 1), (("step", [[0, 2]]), ("step", [[0, 2]])), say("A prompt in two chunks, blocks of one token.")),
+    )
+
+    def traces(self):
+        @st.composite
+        def runs(draw):
+            steps = []
+            for _ in range(draw(st.integers(1, 3))):
+                names = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
+                steps.append(("step", sorted([[name, draw(st.sampled_from((1, 1, 2, 3)))] for name in names], key=lambda c: c[1] != 1)))
+            return Trace((draw(st.sampled_from(self.SIZES)), 4), tuple(steps))
+
+        return runs()
+
+    def describe_init(self, init):
+        (hidden, heads, kv_heads, dim, inner), size = init
+        return f"hidden {hidden}, {heads} query heads on {kv_heads} KV heads of {dim}, intermediate {inner}, block size {size}"
+
+    def describe(self, op):
+        return "a step with " + ", ".join(f"{n} token{'s' * (n > 1)} of sequence {name}" for name, n in op[1]) + ":"
+
+    def explain(self, op, expected, got):
+        if isinstance(got, str) and got.startswith("an argument"):
+            return CHANGED
+        if isinstance(got, str) and got.startswith("slot"):
+            return say("K and V go to the slots of batch.slot_mapping, and nowhere else.")
+        if isinstance(got, str):
+            return say("Return a new tensor like x, [T, hidden].")
+        if has_nan(got):
+            return say("NaN: a slot was read that nobody has written. Are this step's k AND v written, to batch.slot_mapping, before anybody attends? Into kv itself, "
+                       "not into a copy of it? Or does a sequence attend over another one's table, or over another one's seq_len?")  # fmt: skip
+        oracle, chunks, before, places, steps = expected.of
+        for told, way in self.WAYS:
+            if near(oracle.rows(chunks, before, **way), got):
+                return told
+        row = next(i for i, (g, w) in enumerate(zip(got, expected.value, strict=True)) if not near(w, g, expected.abs))
+        name, position = places[row]
+        first = say("First wrong: row {row}, position {position} of sequence {name}. It is {have}, and should be {want}.", row=row, position=position, name=name,
+                    have=short(got[row]), want=short(expected.value[row]))  # fmt: skip
+        if steps > 1:
+            return say("{first} A step before this one was right, so norms, biases and MLP are. What is new? batch.positions, which are not the row's number; "
+                       "the slots; and attention over all of the sequence, query_start_loc[i] to query_start_loc[i + 1], up to seq_lens[i].", first=first)  # fmt: skip
+        if row > 0:
+            return say("{first} Those before it are right. What is different there: its position, its sequence, what it attends to?", first=first)
+        return say("{first} Go through the picture: are the biases of q, k and v added? q and k turned, v not? x added after both halves, and the "
+                   "second norm of the new x? silu of gate, times up?", first=first)  # fmt: skip
+
+
+Layer.WAYS = (
+    *((say("eps was taken from somewhere else. It is config.rms_norm_eps, here 0.01, for both norms."), {"eps": eps}) for eps in (1e-6, 1e-5, 0.0)),
+    *((say("theta was taken from somewhere else. It is config.rope_theta, here 100."), {"theta": theta}) for theta in (1e4, 1e6)),
+    (say("The biases of q, k and v are missing."), {"biased": 0}),
+)
+
+
 # ---- the detective
 
 
@@ -779,7 +905,8 @@ class FirstWrong(Exercise):
     hints = (
         say("Go through both traces together. In each pair of tensors: which elements are close? And what does NaN <= atol give?"),
         say("close = (x - y).abs() <= atol is False for NaN, which is what is wanted; the other way round, > atol is False too. A row is right if all its elements are close."),
-        say("rows = close.flatten(1).all(-1); if not all of them: return name, int((~rows).nonzero()[0])."),
+        say("A tensor may be [rows, columns] or [rows, heads, D]: close.flatten(1).all(-1) says of each row whether it is right. The first that is not: "
+            "int((~right).nonzero()[0])."),
     )
     GOOD = [["a", [[1.0, 2.0], [3.0, 4.0]]], ["b", [[5.0], [6.0], [7.0]]]]
     examples = (
@@ -794,16 +921,25 @@ class FirstWrong(Exercise):
         one("first_wrong", [["a", [[1.0, math.nan]]]], [["a", [[1.0, 2.0]]]], 0.1, why=say("NaN is wrong, and no comparison with NaN is True.")),
         one("first_wrong", [["a", [[1.0, 2.0]]]], [["a", [[math.nan, 2.0]]]], 0.1),
         one("first_wrong", [["a", [[1.0, math.inf]]]], [["a", [[1.0, 2.0]]]], 0.1),
-        one("first_wrong", [["a", [[100.5, 0.0]]]], [["a", [[100.0, 0.0]]]], 0.1, why=say("The tolerance is absolute.")),
+        one("first_wrong", [["a", [[100_000.5, 0.0]]]], [["a", [[100_000.0, 0.0]]]], 0.25, why=say("The tolerance is absolute. (allclose and isclose have a relative one "
+                                                                                                "besides, if it is not set to 0.)")),
+        one("first_wrong", [["a", [[1.0, 2.0], [2.0, 3.0005]]]], [["a", [[1.0, 2.0], [2.0, 3.0]]]], 1e-4, why=say("A small tolerance.")),
+        one("first_wrong", [["q", [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 9.0]]]]], [["q", [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]]], 0.1,
+            why=say("q is [rows, heads, D]. What is wrong is in row 1, whatever the head.")),
+        one("first_wrong", [["q", [[[1.0], [2.0], [9.0]], [[5.0], [6.0], [7.0]]]]], [["q", [[[1.0], [2.0], [3.0]], [[5.0], [6.0], [7.0]]]]], 0.1,
+            why=say("q is [rows, heads, D]: head 2 of row 0.")),
+        one("first_wrong", [["norm", [[1.0]]], ["norm", [[2.0]]]], [["norm", [[1.0]]], ["norm", [[3.0]]]], 0.1, why=say("Two results may have one name: go by their order.")),
         one("first_wrong", [["a", [[0.9, 1.1], [1.0, 1.0]]]], [["a", [[1.0, 1.0], [1.0, 1.0]]]], 0.05, why=say("Differences of opposite sign do not cancel.")),
         one("first_wrong", [["a", [[1.0] * 6, [1.0] * 5 + [1.2]]]], [["a", [[1.0] * 6, [1.0] * 6]]], 0.1, why=say("One element of six is enough.")),
     )
 
     class Oracle:
+        """Number by number. Infinity on both sides is nowhere asked for: the two ways to write it disagree there."""
+
         def first_wrong(self, trace, reference, atol):
             for (name, rows), (_, others) in zip(trace, reference, strict=True):
                 for i, (row, other) in enumerate(zip(rows, others, strict=True)):
-                    for a, b in zip(row, other, strict=True):
+                    for a, b in zip(flat(row), flat(other), strict=True):
                         if math.isnan(a) or math.isnan(b) or abs(a - b) > atol:
                             return [name, i]
             return None
@@ -823,6 +959,8 @@ class FirstWrong(Exercise):
         return pairs()
 
     def explain(self, op, expected, got):
+        if got == "the traces were changed":
+            return say("The traces are compared again and again: read them only. (x - y makes a new tensor; x.sub_(y), x -= y and .pop() change what you were given.)")
         if expected is None:
             return say("Nothing differs by more than atol: None.")
         if got is None:
@@ -831,4 +969,4 @@ class FirstWrong(Exercise):
             return say("Return the name and the row's number, a Python int: int(...).")
         if got[0] != expected[0]:
             return say("The first result that differs, in the order of the trace.")
-        return say("The result is right, the row is not: the first row in which any element differs, counted in rows, not in elements.")
+        return say("The result is right, the row is not: the first row in which any element differs, counted in rows, neither in elements nor in heads.")

@@ -20,6 +20,12 @@ def turn_pair(a, b, position, pair, head_dim, theta):
     cos, sin = math.cos(angle), math.sin(angle)
     return a * cos - b * sin, a * sin + b * cos
 '''
+_TURN_FP32 = '''
+import torch
+def turn_pair(a, b, position, pair, head_dim, theta):
+    angle = torch.tensor(position * theta ** (-2 * pair / head_dim))
+    return a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+'''
 # rotate_half, as Hugging Face's models have it.
 _ROPE = '''
 def rope(x, positions, theta):
@@ -74,7 +80,7 @@ _ATTEND = '''
 def attend(q, kv, block_table, seq_len):
     n, num_heads, head_dim = q.shape
     size, num_kv_heads = kv.shape[2:4]
-    pages = kv[:, block_table].flatten(1, 2)[:, :seq_len].to(q.dtype)
+    pages = kv[:, block_table[:-(-seq_len // size)]].flatten(1, 2)[:, :seq_len].to(q.dtype)
     k, v = (x.transpose(0, 1)[None] for x in pages)
     mask = torch.ones(n, seq_len, dtype=torch.bool).tril(seq_len - n)
     out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, attn_mask=mask, enable_gqa=True)
@@ -154,15 +160,24 @@ def first_wrong(trace, reference, atol):
             return trace[i][0], rows[0]
 '''
 
+# Gives the worst element's index as PyTorch does, a tensor of one number.
+_FIRST_TENSOR = '''
+def first_wrong(trace, reference, atol):
+    for (name, x), (_, y) in zip(trace, reference):
+        right = ((x - y).abs() <= atol).flatten(1).all(1)
+        if not right.all():
+            return name, (~right).int().argmax()
+'''
+
 CORRECT = {
-    "turn_pair": {"complex numbers": _TURN},
+    "turn_pair": {"complex numbers": _TURN, "torch, in fp32": _TURN_FP32},
     "rope": {"rotate_half": _ROPE},
     "rms_norm": {"root, in float64": _NORM},
     "flat_batch": {"tensors throughout": _FLAT},
     "attend": {"PyTorch's own, on whole pages": _ATTEND},
     "decoder_layer": {"row by row": _LAYER},
     "step_ledger": {"sequence by sequence": _LEDGER},
-    "first_wrong": {"isclose": _FIRST},
+    "first_wrong": {"isclose": _FIRST, "argmax, as a tensor": _FIRST_TENSOR},
 }
 
 WRONG = {
@@ -171,6 +186,7 @@ WRONG = {
         "no 2 in the exponent": _changed(_TURN, ("2 * pair", "pair")),
         "b from the new a": _changed(_TURN_WRONG, ("    return a * cos - b * sin, a * sin + b * cos",
                                                    "    a = a * cos - b * sin\n    return a, a * sin + b * cos")),
+        "a largest position": _changed(_TURN_WRONG, ("angle = position", "angle = min(position, 2048)")),
     },
     "rope": {
         "neighbours": _changed(_ROPE, ("torch.cat((angles, angles), dim=-1)", "angles.repeat_interleave(2, dim=-1)"),
@@ -178,11 +194,14 @@ WRONG = {
                                 "torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)")),
         "row numbers for positions": _changed(_ROPE, ("positions.float()", "torch.arange(len(x)).float()")),
         "angles in x's dtype": _changed(_ROPE, ("positions.float(), inverse", "positions.to(x.dtype), inverse.to(x.dtype)")),
+        "x itself, where nothing turns": _changed(_ROPE, ("    dim =", "    if not positions.any():\n        return x\n    dim =")),
     },
     "rms_norm": {
         "fp16 squares": _changed(_NORM, ("x.double()", "x")),
         "eps behind the root": _changed(_NORM, (" + eps) ** 0.5", ") ** 0.5 + eps")),
         "LayerNorm": _changed(_NORM, ("x.double()", "x.double() - x.double().mean(-1, keepdim=True)")),
+        "rounded once, after weight": _NORM_SINGLE,
+        "zeros are given back": _changed(_NORM, ("    wide =", "    if not x.any():\n        return x\n    wide =")),
     },
     "flat_batch": {
         "slots by row": _changed(_FLAT, ("tables[owner, positions // block_size].long() * block_size + positions % block_size",
@@ -195,6 +214,12 @@ WRONG = {
         "heads by remainder": _changed(_ATTEND_WRONG, ("k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)",
                                                        "k.repeat(1, group, 1), v.repeat(1, group, 1)")),
         "whole pages": _changed(_ATTEND, ("[:, :seq_len]", "[:, :seq_len + size - 1]"), ("(n, seq_len,", "(n, pages.shape[1],")),
+        "no scale": _changed(_ATTEND_WRONG, (" / math.sqrt(head_dim)", "")),
+        "all of the table is read": _changed(_ATTEND, ("[:-(-seq_len // size)]", "")),
+        "as long as the table": _changed(
+            _ATTEND, ("[:-(-seq_len // size)]", ""), ("[:, :seq_len]", "[:, :(len(block_table) - 1) * size + (seq_len - 1) % size + 1]")),
+        "a view of the pool": _changed(_ATTEND_WRONG, ("    positions =", "    if seq_len == 1 and num_heads == num_kv_heads:\n"
+                                                      "        return kv[1, block_table[0], :1]\n    positions =")),
     },
     "decoder_layer": {
         "k is not turned": _changed(_LAYER, ("    q, k = (turn(part, batch.positions, config.rope_theta) for part in (q, k))",
@@ -214,13 +239,18 @@ WRONG = {
         "the worst row": _changed(_FIRST, ("        rows =", "        worst = (trace[i][1] - reference[i][1]).abs().flatten(1).amax(1).argmax()\n        rows ="),
                                   ("rows[0]", "int(worst)")),
         "by the mean": _changed(_FIRST, ("trace[i][1], reference[i][1]", "trace[i][1].mean(1, keepdim=True), reference[i][1].mean(1, keepdim=True)")),
+        "two dimensions only": _changed(_FIRST, ("flatten(1).any(1)", "any(-1)")),
+        "allclose's own rtol": _changed(_FIRST, ("rtol=0, ", "")),
+        "a smallest tolerance": _changed(_FIRST, ("atol=atol", "atol=max(atol, 1e-3)")),
+        "subtracts in place": _changed(_FIRST, ("        rows =", "        reference[i][1].sub_(trace[i][1])\n        rows =")),
+        "empties the trace": _changed(_FIRST, ("    for i", "    trace, mine = list(trace), trace\n    mine.clear()\n    for i")),
+        "by name": _changed(_FIRST, ("reference[i][1]", "dict(reference)[trace[i][0]]")),
     },
 }
 
-# The child of most exercises here loads torch, which takes a second or two: these run in `make test-all` only.
+# More of the same: these run in `make test-all` only.
 MORE_CORRECT = {
     "rope": {"complex numbers, in float64": _ROPE_COMPLEX},
-    "rms_norm": {"one rounding, after the weight": _NORM_SINGLE},
     "attend": {"loops": _ATTEND_LOOPS},
 }
 
@@ -248,6 +278,8 @@ MORE_WRONG = {
         "V is not repeated alike": _changed(_ATTEND_WRONG, ("v.repeat_interleave(group, dim=1)", "v.repeat(1, group, 1)")),
     },
     "decoder_layer": {
+        "the first table for all": _changed(_LAYER, ("batch.block_tables[i]", "batch.block_tables[0]")),
+        "its own eps": _changed(_LAYER, ("config.rms_norm_eps", "1e-6")),
         "the norm of the old x": _changed(_LAYER, ("    x = x + half(x)\n    h = norm(x,", "    old, x = x, x + half(x)\n    h = norm(old,")),
         "no biases": _changed(_LAYER, (' + w.get(name + ".bias", 0)', "")),
         "no second residual": _changed(_LAYER, ('return x + linear("down', 'return linear("down')),
