@@ -928,7 +928,7 @@ class FirstWrong(Exercise):
             why=say("q is [rows, heads, D]. What is wrong is in row 1, whatever the head.")),
         one("first_wrong", [["q", [[[1.0], [2.0], [9.0]], [[5.0], [6.0], [7.0]]]]], [["q", [[[1.0], [2.0], [3.0]], [[5.0], [6.0], [7.0]]]]], 0.1,
             why=say("q is [rows, heads, D]: head 2 of row 0.")),
-        one("first_wrong", [["norm", [[1.0]]], ["norm", [[2.0]]]], [["norm", [[1.0]]], ["norm", [[3.0]]]], 0.1, why=say("Two results may have one name: go by their order.")),
+        one("first_wrong", [["norm", [[1.0]]], ["norm", [[3.0]]]], [["norm", [[1.0]]], ["norm", [[3.0]]]], 0.1, why=say("Two results may have one name: go by their order.")),
         one("first_wrong", [["a", [[0.9, 1.1], [1.0, 1.0]]]], [["a", [[1.0, 1.0], [1.0, 1.0]]]], 0.05, why=say("Differences of opposite sign do not cancel.")),
         one("first_wrong", [["a", [[1.0] * 6, [1.0] * 5 + [1.2]]]], [["a", [[1.0] * 6, [1.0] * 6]]], 0.1, why=say("One element of six is enough.")),
     )

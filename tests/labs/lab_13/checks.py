@@ -434,8 +434,8 @@ class WorstBatch(Exercise):
         say("How many requests can be in it, if each computes at least one token? Fix this number first."),
         say("min(max_num_seqs, max_num_batched_tokens) requests, one token each. What is left of the budget goes to the first "
             "until it has max_model_len, then to the second, and so on."),
-        say("counts = [1] * num_seqs; left = budget - num_seqs; for each i: more = min(left, max_model_len - 1); add it to "
-            "counts[i], subtract it from left."),
+        say("Begin with [1] * num_seqs, and left = max_num_batched_tokens - num_seqs. Each request in turn may take as much more as "
+            "is left, but no more than max_model_len - 1; subtract it from left."),
     )  # fmt: skip
     examples = (
         Trace((), (("worst_batch", 8, 2, 16),)),
@@ -501,8 +501,8 @@ class CarefulExecute(Exercise):
         say("Try all of them together first. Only if that raises, go through them one by one, each in a try of its own."),
         say("Before going one by one: were the copies made? `output.block_ops and not output.block_ops_done` says that they were "
             "not. Then raise what was raised (a bare `raise`)."),
-        say("except Exception, not a bare except: who presses Ctrl-C wants to be heard. sampled.update(runner.execute(alone("
-            "output, i))) for each i; in its except: failed[request.request_id] = str(error)."),
+        say("except Exception, not a bare except: who presses Ctrl-C wants to be heard. What runner.execute gives for "
+            "alone(output, i) goes into sampled; in the except, the text of the error goes into failed, under the request's id."),
     )  # fmt: skip
     examples = (
         Trace((), (("careful_execute", ["a", "b"], {}),), why=say("All is well: one forward, nobody is tried twice.")),
