@@ -16,7 +16,7 @@ from kvlab.watch.svg import Svg
 from kvlab.watch.view import Question, Scenario, View
 
 PROMPT = "my dog is small and it likes to eat ripe red figs".split()
-NEXT = {"A": "figs", "B": "nuts", "C": "plums", "D": "peas"}
+NEXT = {"A": "figs", "B": "nuts", "C": "rice", "D": "peas"}
 FORKED = 2  # the frame on which four requests share the prompt and none has written
 WRITTEN = FORKED + len(NEXT)
 
@@ -36,18 +36,19 @@ def _run(num_prompt: int):
     return play
 
 
-OPTIONS = ("0", "1", "3", "4")
+OPTIONS = {0: "no copy", 1: "1 copy", 3: "3 copies", 4: "4 copies"}  # 4: what one who forgets the last owner says
 
 
 def _ask(books: Books) -> tuple[str, Sequence[str]]:
     num_words = sum(map(bool, books.words.get(books.tables["A"][-1], ())))
     held = "is full" if num_words == books.block_size else f"holds {num_words} of {books.block_size} tokens"
-    return f"Four requests share a last block that {held}. Each writes one token. How many blocks are copied?", OPTIONS
+    return f"Four requests share a last block that {held}. Each writes one token. How many blocks are copied?", (
+        tuple(OPTIONS.values()))  # fmt: skip
 
 
 def _answer(states: Sequence[Books]) -> int:
-    made = str(states[WRITTEN].num_copies)
-    return OPTIONS.index(made) if made in OPTIONS else -1
+    made = states[WRITTEN].num_copies
+    return list(OPTIONS).index(made) if made in OPTIONS else -1
 
 
 def _why(states: Sequence[Books]) -> str:
@@ -87,7 +88,7 @@ def alt(books: Books) -> str:
     return f"Fork. {tables or 'Nobody holds a block'}.{shared} Copies so far: {books.num_copies}.{wrong}"
 
 
-CARD, GAP, LEFT = (290, 78), 84, 290
+CARD, GAP, LEFT = (290, 74), 84, 290
 PLACES = {"A": (8, 30), "B": (8, 190), "C": (960, 30), "D": (960, 190)}
 
 
@@ -104,13 +105,16 @@ def draw(books: Books, pen: Svg) -> None:
     for source, target in books.copies:
         (x1, y1), (x2, y2) = _place(source), _place(target)
         w, h = CARD
+        if source == target:
+            continue  # a barrier that only pretends
         if x1 == x2:
             x, down = x1 + w - 26, y2 > y1
             pen.arrow(x, y1 + (h - 8 if down else 8), x, y2 + (4 if down else h - 4), 5)
         else:
             right = x2 > x1
             pen.arrow(x1 + (w - 8 if right else 8), y1 + h / 2, x2 + (4 if right else w - 4), y2 + h / 2, 5)
-    pen.text(8, 336, f"copies so far: {books.num_copies}", 22, bold=True)
+    last = "".join(f" ({source} → {target})" for source, target in books.copies)
+    pen.text(8, 332, f"copies so far: {books.num_copies}{last}", 22, bold=True)
 
 
 def _table(books: Books, pen: Svg, name: str, x: float, y: float) -> None:
@@ -140,8 +144,8 @@ def _card(books: Books, pen: Svg, block_id: int, count: int) -> None:
             row = books.words.get(block_id) or ("",) * books.block_size
             for i, word in enumerate(row):
                 own = word in NEXT.values()
-                pen.box(x + 10 + 68 * i, y + 36, 66, 34, PAPER, 1)
-                pen.text(x + 43 + 68 * i, y + 60, word[:5], anchor="middle", bold=own)
+                pen.box(x + 10 + 68 * i, y + 35, 66, 33, PAPER, 1)
+                pen.text(x + 43 + 68 * i, y + 58, word[:5], anchor="middle", bold=own)
         if block_id in books.wrong:
             pen.box(x - 3, y - 3, w + 6, h + 6, "none", 5)
             pen.text(x + w - 60, y + 28, "wrong", anchor="end", bold=True)

@@ -103,8 +103,8 @@ export function mount(el, data) {
   function question() {
     make("p", "text", ask, q.text).setAttribute("role", "status");
     q.options.forEach((option, i) =>
-      button("option", ask, `${i + 1}  ${option}`, `answer ${i + 1}: ${option}`, () => commit(i)));
-    button("skip", ask, "R  show it", "show the answer without choosing", () => commit(-1));
+      button("option", ask, `${i + 1}: ${option}`, `answer ${i + 1}: ${option}`, () => commit(i)));
+    button("skip", ask, "R: show it", "show the answer without choosing", () => commit(-1));
   }
 
   function judge() {

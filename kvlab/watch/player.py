@@ -92,6 +92,12 @@ class Player:
                                 "options": options, "right": right, "why": why}  # fmt: skip
         return data
 
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """(bytes of `data` as JSON, bytes of its pictures if each were sent whole)."""
+        whole = sum(len(self.svg(step).encode()) for step in range(len(self.frames)))
+        return len(json.dumps(self.data, ensure_ascii=False).encode()), whole
+
     def still(self) -> str:
         """HTML without scripts: the picture and its sentence, the question, and the answer folded away."""
         parts = [self.svg(), f"<p>{escape(self.frames[self.step].say)}</p>"]

@@ -64,9 +64,9 @@ def _which(books: Books) -> list[tuple[int, ...]]:
 
 
 def _ask_which(books: Books) -> tuple[str, Sequence[str]]:
-    options = [f"{a} and {b}" for a, b in _which(books)]
+    options = [f"blocks {a} and {b}" for a, b in _which(books)]
     return "E comes with 7 tokens, so it needs 2 blocks. B and D have just ended. Which blocks does E get?", [
-        *options, "others"]  # fmt: skip
+        *options, "other blocks"]  # fmt: skip
 
 
 def _answer_which(states: Sequence[Books]) -> int:
@@ -156,7 +156,7 @@ def _card(books: Books, pen: Svg, block_id: int, count: int, x: float, y: float)
         pen.text(x + 8, y + 24, block_id)
         if count > 1:
             pen.text(x + w - 8, y + 24, f"×{count}", anchor="end", bold=True)
-        word = "null" if block_id == 0 else letters
+        word = "null" if block_id == 0 else "freed" if block_id in books.freed else letters
         pen.text(x + w / 2, y + 58, word, 20 if len(word) > 2 else 32, "middle", bold=bool(letters))
         if letters:
             pen.box(x + 1, y + 66, w - 2, 14, PAPER, 1)
