@@ -11,7 +11,7 @@ from kvlab.events import Event
 from kvlab.parts import Parts
 from kvlab.watch.books import KINDS, Books, after, listed, named
 from kvlab.watch.stage import Stage
-from kvlab.watch.style import PAPER, owner
+from kvlab.watch.style import BLOCK_LEGEND, PAPER, owner
 from kvlab.watch.svg import Svg
 from kvlab.watch.view import Question, Scenario, View
 
@@ -153,13 +153,14 @@ def _card(books: Books, pen: Svg, block_id: int, count: int) -> None:
 
 VIEW = View(
     name="fork",
-    title="Fork and copy-on-write",
+    title="Fork and copy-on-write (写时复制)",
     begin=Books(),
     after=after,
     draw=draw,
     say=say,
     alt=alt,
     kinds=KINDS,
+    legend=BLOCK_LEGEND,
     scenarios={
         name: Scenario(_run(num_prompt), Question(FORKED, WRITTEN, _ask, _answer, _why))
         for name, num_prompt in (("half_full", 10), ("full", 12))

@@ -47,6 +47,7 @@ export function mount(el, data) {
   const after = make("p", "after", root);
   const picture = make("div", "picture", root);
   const ask = make("div", "ask", root);
+  make("p", "legend", root, data.legend);
   const line = make("code", "line", root);
 
   const limit = () => (q && !open ? q.step : last);

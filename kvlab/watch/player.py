@@ -1,6 +1,6 @@
 """The one player: frames computed here once, shown by player.js without the kernel; and what stands where nothing runs.
 
-    Player(view, events, ...)     in a notebook: buttons, slider, keys. Elsewhere: the still picture and the answer folded
+    Player(view, events, ...)     in a notebook: buttons, slider, keys; elsewhere the still picture
     .text()                       every frame as a sentence, for a terminal and a screen reader
     .page(), .save(path)          one HTML file with all in it, which needs no network
     .svg(step)                    one picture
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 class Player:
-    """A view of `events`. step: the frame to open on and to come back to on reset; None is the question's, or the first.
+    """A view of `events`. step: the frame to open on, and to reset to; None is the question's, or the first.
 
     line: the call that makes it again. projector: open in large letters. ValueError if there is no such frame.
     """
@@ -84,7 +84,8 @@ class Player:
             {"marks": [marks.setdefault(mark, len(marks)) for mark in frame.marks], "say": frame.say, "alt": frame.alt}
             for frame in self.frames
         ]
-        data = {"title": self.view.title, "line": self.line, "start": self.step, "projector": self.projector,
+        data = {"title": self.view.title, "line": self.line, "legend": self.view.legend,
+                "start": self.step, "projector": self.projector,
                 "svg": wrap("", "").removesuffix("</svg>"), "marks": list(marks), "frames": frames}  # fmt: skip
         if self.question:
             (text, options), (right, why) = self.ask(), self.answer()
@@ -100,7 +101,7 @@ class Player:
 
     def still(self) -> str:
         """HTML without scripts: the picture and its sentence, the question, and the answer folded away."""
-        parts = [self.svg(), f"<p>{escape(self.frames[self.step].say)}</p>"]
+        parts = [self.svg(), f"<p>{escape(self.frames[self.step].say)}</p>", f"<p>{escape(self.view.legend)}</p>"]
         if self.question and self.step <= self.question.step:
             (text, options), (_, why) = self.ask(), self.answer()
             listed = "".join(f"<li>{escape(option)}</li>" for option in options)
@@ -116,7 +117,8 @@ class Player:
         title = escape(f"kvlab: {self.view.title}")
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-            f'<meta name="viewport" content="width=device-width"><style>\nbody {{ margin: 8px }}\n{css}</style></head>\n'
+            f'<meta name="viewport" content="width=device-width">\n'
+            f"<style>\nbody {{ margin: 8px }}\n{css}</style></head>\n"
             f'<body><div id="watch"></div><noscript>{self.still()}</noscript>\n'
             f'<script type="application/json" id="data">{data}</script>\n<script type="module">\n{js}\n'
             f'mount(document.getElementById("watch"), JSON.parse(document.getElementById("data").textContent));\n'

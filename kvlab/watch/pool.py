@@ -12,7 +12,7 @@ from kvlab.events import Event
 from kvlab.parts import Parts
 from kvlab.watch.books import KINDS, Books, after, named
 from kvlab.watch.stage import Stage
-from kvlab.watch.style import INK, PAPER, owner
+from kvlab.watch.style import BLOCK_LEGEND, INK, PAPER, SHARED_FILL, owner
 from kvlab.watch.svg import Svg
 from kvlab.watch.view import Question, Scenario, View
 
@@ -150,7 +150,10 @@ def _card(books: Books, pen: Svg, block_id: int, count: int, x: float, y: float)
     (w, h), letters = CARD, books.owners(block_id)
     look, changed = owner(letters), block_id in books.changed
     with pen.linked(block_id):
-        pen.box(x, y, w, h, look.hue if letters else PAPER, 6 if changed else 2, dash=not letters and not changed)
+        if block_id == 0:  # the null block: nobody's, and never free
+            pen.box(x, y, w, h, SHARED_FILL, 1)
+        else:
+            pen.box(x, y, w, h, look.hue if letters else PAPER, 6 if changed else 2, dash=not letters and not changed)
         if len(letters) > 1:
             pen.box(x + 6, y + 6, w - 12, h - 12, "none", 2)
         pen.text(x + 8, y + 24, block_id)
@@ -172,13 +175,14 @@ def _card(books: Books, pen: Svg, block_id: int, count: int, x: float, y: float)
 
 VIEW = View(
     name="pool",
-    title="The block pool",
+    title="The block pool (块池)",
     begin=Books(),
     after=after,
     draw=draw,
     say=say,
     alt=alt,
     kinds=KINDS,
+    legend=BLOCK_LEGEND,
     scenarios={
         "fragmented": Scenario(
             _fragmented, Question(BEFORE_E, BEFORE_E + 1, _ask_which, _answer_which, _why_which)

@@ -25,6 +25,7 @@ OWNERS = {
     "E": Owner("#CC79A7", "upright"),
     "F": Owner("#D55E00", "crossed"),
 }
+BLOCK_LEGEND = "solid: held; double: shared, with its count; dashed: free; thick: changed in this step"
 NOBODY = Owner(PAPER, "plain")
 
 

@@ -41,7 +41,7 @@ class Svg:
 
     def text(self, x: float, y: float, words: object, size: int = SMALLEST, anchor: str = "start", bold: bool = False,
              fill: str = INK) -> None:  # fmt: skip
-        """Words on the base line y. anchor: start, middle or end. ValueError below the smallest size that a class reads."""
+        """Words on the base line y. anchor: start, middle or end. ValueError if it is too small for a class."""
         if size < SMALLEST:
             raise ValueError(f"size is {size}: the last row reads nothing below {SMALLEST}; say less instead")
         weight = ' font-weight="700"' if bold else ""
@@ -60,7 +60,7 @@ class Svg:
         self.path("M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in ends) + "Z", 1, fill=INK)
 
     def texture(self, x: float, y: float, w: float, h: float, kind: str, gap: float = 9) -> None:
-        """Fill a rectangle with one of TEXTURES. Lines are cut here, for a <pattern> needs an id of its own on a page."""
+        """Fill a rectangle with one of TEXTURES. No <pattern>: it would need an id of its own on each page."""
         if kind not in TEXTURES:
             raise ValueError(f"texture is {kind!r}: take one of {', '.join(TEXTURES)}")
         lines: list[tuple[float, float, float, float]] = []
@@ -99,5 +99,6 @@ class _Link:
 
 def wrap(marks: str, alt: str) -> str:
     """The <svg> around marks."""
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="{FONT}" '
-            f'aria-label="{escape(alt, quote=True)}" style="max-width:100%;background:{PAPER}">{marks}</svg>')  # fmt: skip
+    box, label = f"0 0 {WIDTH} {HEIGHT}", escape(alt, quote=True)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" font-family="{FONT}" role="img" '
+            f'aria-label="{label}" style="max-width:100%;background:{PAPER}">{marks}</svg>')  # fmt: skip

@@ -46,7 +46,7 @@ class Scenario:
 class View:
     """begin: the state before all events. after(state, events of one step) -> the next state; changes nothing.
     draw(state, pen), say(state) and alt(state): the picture, the sentence of the step, the picture in words.
-    kinds: the kinds of events without which there is nothing to see."""
+    kinds: the kinds of events without which there is nothing to see. legend: what marks mean, in a line."""
 
     name: str
     title: str
@@ -57,6 +57,7 @@ class View:
     alt: Callable[[State], str]
     scenarios: Mapping[str, Scenario]
     kinds: frozenset[str] = frozenset()
+    legend: str = ""
 
 
 @dataclass(frozen=True)

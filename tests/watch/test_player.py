@@ -1,4 +1,4 @@
-"""player.js in a real browser: by keyboard alone, one spoken sentence a step, nothing of the answer in the page before."""
+"""player.js in a real browser: by keyboard alone, a spoken sentence a step, no answer in the page before."""
 
 import shutil
 
@@ -129,7 +129,8 @@ def test_on_a_projector_it_fits_and_letters_are_large(opened, name):
             assert box["y"] + box["height"] <= 560 and box["x"] + box["width"] <= 1200
             sizes = page.evaluate(
                 "[...document.querySelectorAll('.kw-root *')].filter(e => e.getClientRects().length && e.textContent"
-                " && !e.children.length && !(e instanceof SVGElement)).map(e => parseFloat(getComputedStyle(e).fontSize))")
+                " && !e.children.length && !(e instanceof SVGElement))"
+                ".map(e => parseFloat(getComputedStyle(e).fontSize))")  # fmt: skip
             scale = page.locator(".kw-picture svg").evaluate("e => e.getBoundingClientRect().width / 1200")
             assert min(sizes) >= 20 and 20 * scale >= 19.5
 
