@@ -89,6 +89,10 @@ def listed(things: Sequence[object]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def tokens(number: int) -> str:
+    return f"{number} token{'s' * (number != 1)}"
+
+
 def named(block_ids: Sequence[int]) -> str:
     """Blocks as said aloud: "block 3", "blocks 3 and 7"; "no block" for none."""
     return f"block{'s' * (len(block_ids) > 1)} {listed(block_ids)}" if block_ids else "no block"

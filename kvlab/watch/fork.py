@@ -9,7 +9,7 @@ from random import Random
 
 from kvlab.events import Event
 from kvlab.parts import Parts
-from kvlab.watch.books import KINDS, Books, after, listed, named
+from kvlab.watch.books import KINDS, Books, after, listed, named, tokens
 from kvlab.watch.stage import Stage
 from kvlab.watch.style import BLOCK_LEGEND, PAPER, owner
 from kvlab.watch.svg import Svg
@@ -76,7 +76,7 @@ def say(books: Books) -> str:
         [(source, target), *_] = books.copies
         return f"{name} wants to write into block {source}, which others read: it is copied to block {target} first."
     if books.new:
-        return f"{name} writes {len(values)} token{'s' * (len(values) > 1)} into {named(books.new)}, new and its own."
+        return f"{name} writes {tokens(len(values))} into {named(books.new)}, new and its own."
     last = books.tables.get(name, (0,))[-1]
     return f"{name} writes into block {last}, of which it is the only owner: no copy."
 

@@ -61,7 +61,6 @@ export function mount(el, data) {
     clearInterval(timer);
     timer = undefined;
     open = !q || data.start > q.step;
-    chosen = undefined;
     at = data.start;
     show();
     if (ask.contains(document.activeElement) || document.activeElement === document.body) root.focus();

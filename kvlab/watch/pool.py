@@ -10,7 +10,7 @@ from random import Random
 from kvlab.blocks import cdiv
 from kvlab.events import Event
 from kvlab.parts import Parts
-from kvlab.watch.books import KINDS, Books, after, named
+from kvlab.watch.books import KINDS, Books, after, named, tokens
 from kvlab.watch.stage import Stage
 from kvlab.watch.style import BLOCK_LEGEND, INK, PAPER, SHARED_FILL, owner
 from kvlab.watch.svg import Svg
@@ -106,9 +106,9 @@ def say(books: Books) -> str:
     if kind == "stage":
         return f"The pool: {len(books.queue)} free blocks of {books.block_size} tokens; block 0 is never handed out."
     if kind == "write" and books.new:
-        return f"{name} writes {len(values)} tokens and takes {named(books.new)} from the head of the queue."
+        return f"{name} writes {tokens(len(values))} and takes {named(books.new)} from the head of the queue."
     if kind == "write":
-        return f"{name} writes {len(values)} tokens into the block that it has."
+        return f"{name} writes {tokens(len(values))} into the block that it has."
     if kind == "finish":
         return f"{name} ends and gives back {named(books.freed)}, its last block first."
     return f"{len(books.new)} blocks taken, {len(books.freed)} given back."
