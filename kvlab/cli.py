@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import kvlab
-from kvlab import cli_labs, cli_plan, cli_serve, cli_sim
+from kvlab import cli_labs, cli_plan, cli_serve, cli_sim, cli_watch
 
 app = typer.Typer(
     help="An LLM inference engine you can read. Start with kvlab doctor and kvlab demo.",
@@ -30,7 +30,7 @@ PASS_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
 }  # the rest of the line goes to pytest, ruff, ...
-ENGINE, COURSE, LABS = "Engine", "Labs", "For work on kvlab"
+ENGINE, COURSE, LABS, VIEW = "Engine", "Labs", "For work on kvlab", "A view"
 
 
 def main() -> None:
@@ -82,9 +82,24 @@ def _options(
 
 @app.command()
 def demo(
+    view: Annotated[str | None, typer.Argument(help="A view for the browser: pool or fork. None is the tour.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="No live view: the last frames and the tables.")] = False,
+    scenario: Annotated[str | None, typer.Option(help="One of the view's runs.", rich_help_panel=VIEW)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed, the same run.", rich_help_panel=VIEW)] = 0,
+    step: Annotated[int | None, typer.Option(help="The frame to open on.", rich_help_panel=VIEW)] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page here, open nothing.", rich_help_panel=VIEW)] = None,
+    projector: Annotated[bool, typer.Option("--projector", help="Large letters.", rich_help_panel=VIEW)] = False,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NOTEBOOK", help="See your solved parts of this lab.", rich_help_panel=VIEW),
+    ] = None,
 ) -> None:
-    """The tour: one workload through three ways of managing the KV cache, live."""
+    """The tour: one workload through three ways of managing the KV cache, live. With a VIEW: that, in the browser."""
+    if view is not None:
+        cli_watch.open_view(view, scenario, seed, step, html, projector, with_)
+        return
+    if html is not None:
+        raise ValueError("--html writes a view: say which, as in kvlab demo pool --html pool.html")
     with _engine_extra():
         from kvlab.demo import run
 

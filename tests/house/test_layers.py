@@ -40,6 +40,7 @@ LAYERS = [
     "cli_plan",
     "cli_serve",
     "cli_sim",
+    "cli_watch",
     "cli",
     "__main__",
 ]

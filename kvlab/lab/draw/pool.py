@@ -12,7 +12,9 @@ Who owns a block is told by letter, what state it is in by outline and hatch; co
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-COLOURS = dict(zip("ABCDEF", ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#CC79A7", "#D55E00"), strict=True))
+from kvlab.watch.style import OWNERS
+
+COLOURS = {letter: owner.hue for letter, owner in OWNERS.items()}  # the same in the live views
 SHARED, FREE, INK = "#DDDDDD", "#FFFFFF", "#000000"
 
 

@@ -1,0 +1,15 @@
+"""Live views of the engine: one player, a file for each view. How to write one: docs/watch.md.
+
+    from kvlab.watch import views
+    views.pool("fragmented", seed=3, step=12)      a run of the real allocator, frame by frame; parts= is yours
+
+    style, svg    what marks mean; the writer that draws them
+    view          what a view is: events -> states -> pictures and sentences; scenarios and questions
+    stage, books  scenarios over the real manager; the state of views that show blocks
+    player        frames, question, still picture, page; player.js and player.css show them
+    pool, fork    the views
+"""
+
+from kvlab.watch.stage import probe
+
+__all__ = ["probe"]

@@ -1,0 +1,47 @@
+"""The views by name: `views.pool("fragmented", seed=3, step=12)` opens that run on that frame.
+
+trace=: a Recorder, a file that it saved, or events: that run in place of a scenario. parts=: kvlab.parts.Parts, so that
+a student's own structures are what is seen. projector=: open in large letters.
+"""
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+from kvlab.events import Event, Recorder
+from kvlab.parts import Parts
+from kvlab.watch.player import Player
+from kvlab.watch.view import read_trace
+
+NAMES = ("pool", "fork")  # each is a module of kvlab.watch with a VIEW
+
+Trace = str | Path | Recorder | Iterable[Event]
+
+
+def show(name: str, scenario: str | None = None, seed: int = 0, step: int | None = None, parts: Parts | None = None,
+         trace: Trace | None = None, projector: bool = False) -> Player:  # fmt: skip
+    """The view `name`. ValueError if there is no such view or scenario."""
+    if name not in NAMES:
+        raise ValueError(f"there is no view {name!r}: take one of {', '.join(NAMES)}")
+    view = import_module(f"kvlab.watch.{name}").VIEW
+    if trace is not None:
+        if scenario is not None or parts is not None:
+            raise ValueError("a trace is a run that has happened: it takes neither a scenario nor parts")
+        return Player(view, read_trace(view, trace), step=step, line=f"views.{name}(trace=...)", projector=projector)
+    scenario = scenario or next(iter(view.scenarios))
+    if scenario not in view.scenarios:
+        raise ValueError(f"{name} has no scenario {scenario!r}: take one of {', '.join(view.scenarios)}")
+    chosen = view.scenarios[scenario]
+    line = f'views.{name}("{scenario}", seed={seed}' + (", parts=parts)" if parts else ")")
+    events = list(chosen.play(seed, parts or Parts()))
+    return Player(view, events, chosen.question, step, line, projector)
+
+
+def pool(scenario: str | None = None, **options) -> Player:
+    """View 2: the block pool. Scenarios "fragmented" and "tight"; options as for `show`."""
+    return show("pool", scenario, **options)
+
+
+def fork(scenario: str | None = None, **options) -> Player:
+    """View 4: fork and copy-on-write. Scenarios "half_full" and "full"; options as for `show`."""
+    return show("fork", scenario, **options)
