@@ -1,15 +1,14 @@
 // The one player: shows frame t of a view. No build, no network, no kernel; it draws nothing of its own.
 //
-//   data.frames[t]   {marks, say, alt}: indices into data.marks, the sentence, the picture in words
-//   data.question    {step, reveal, text, options, right, why}: nothing behind `step` is put into the page
+//   data.runs[i]     {name, line, start, frames, question}: one for each entry of the drop-down; data.run is the first
+//   run.frames[t]    {marks, say, alt}: indices into data.marks, the sentence, the picture in words
+//   run.question     {step, reveal, text, options, right, why}: nothing behind `step` is put into the page
 //                    before the reader has chosen, skipped, or the teacher has opened a later frame
 //
 // Keys, while the player has the focus: arrows, Home, End, Space, 1 to 9 answer, R reveals, P projector.
 
 export function mount(el, data) {
-  const q = data.question;
-  const last = data.frames.length - 1;
-  let at, open, chosen, timer, projector = data.projector;
+  let run, q, last, at, open, chosen, timer, projector = data.projector;
 
   const make = (tag, name, parent, text = "") => {
     const made = document.createElement(tag);
@@ -31,9 +30,14 @@ export function mount(el, data) {
   root.setAttribute("aria-label", data.title);
   const bar = make("div", "bar", root);
   make("strong", "title", bar, data.title);
-  const reset = button("reset", bar, "↺", "back to the opening frame", () => start());
+  const runs = make("select", "runs", bar);
+  runs.setAttribute("aria-label", "run");
+  runs.hidden = data.runs.length < 2;
+  data.runs.forEach((one, i) => runs.append(new Option(one.name, i)));
+  runs.addEventListener("change", () => choose(Number(runs.value)));
+  button("reset", bar, "↺", "back to the opening frame", () => start());
   const back = button("back", bar, "◀", "one step back", () => go(at - 1));
-  const play = button("play", bar, "▶▶", "play", () => (timer ? stop() : run()));
+  const play = button("play", bar, "▶▶", "play", () => (timer ? stop() : go_on()));
   const next = button("next", bar, "▶", "one step on", () => go(at + 1));
   const slider = make("input", "slider", bar);
   Object.assign(slider, { type: "range", min: 0, step: 1 });
@@ -52,18 +56,26 @@ export function mount(el, data) {
 
   const limit = () => (q && !open ? q.step : last);
   const stop = () => { clearInterval(timer); timer = undefined; show(); };
-  const run = () => {
+  const go_on = () => {
     timer = setInterval(() => (!root.isConnected || at >= limit() ? stop() : go(at + 1)), 1200);
     show();
   };
   const go = (step) => { at = Math.max(0, Math.min(limit(), step)); show(); };
   const start = () => {
     clearInterval(timer);
-    timer = undefined;
-    open = !q || data.start > q.step;
-    at = data.start;
+    timer = chosen = undefined;
+    open = !q || run.start > q.step;
+    at = run.start;
+    ask.replaceChildren();
     show();
     if (ask.contains(document.activeElement) || document.activeElement === document.body) root.focus();
+  };
+  const choose = (i) => {
+    run = data.runs[i];
+    q = run.question;
+    last = run.frames.length - 1;
+    runs.value = i;
+    start();
   };
   // One discrete step: from the question to the frame that answers it. -1: revealed without a choice.
   const commit = (option) => {
@@ -75,12 +87,12 @@ export function mount(el, data) {
   };
 
   function show() {
-    const frame = data.frames[at];
+    const frame = run.frames[at];
     picture.innerHTML = data.svg + frame.marks.map((i) => data.marks[i]).join("") + "</svg>";
     picture.firstElementChild.setAttribute("aria-label", frame.alt);
     const asking = q && !open && at === q.step;
-    before.textContent = at > 0 ? "before: " + data.frames[at - 1].say : "";
-    after.textContent = at < limit() ? "next: " + data.frames[at + 1].say : "";
+    before.textContent = at > 0 ? "before: " + run.frames[at - 1].say : "";
+    after.textContent = at < limit() ? "next: " + run.frames[at + 1].say : "";
     const verdict = q && open && at === q.reveal && chosen !== undefined ? judge() : "";
     const said = frame.say + (verdict ? " " + verdict : "");
     if (now.textContent !== said) now.textContent = said;
@@ -96,7 +108,7 @@ export function mount(el, data) {
     play.setAttribute("aria-label", timer ? "pause" : "play");
     large.setAttribute("aria-pressed", projector);
     root.classList.toggle("kw-projector", projector);
-    line.textContent = data.line && data.line.slice(0, -1) + (data.line.endsWith("...)") ? "" : `, step=${at}`) + ")";
+    line.textContent = run.line && run.line.slice(0, -1) + (run.line.endsWith("...)") ? "" : `, step=${at}`) + ")";
     if (Boolean(asking) !== Boolean(ask.childElementCount)) asking ? question() : ask.replaceChildren();
   }
 
@@ -122,7 +134,7 @@ export function mount(el, data) {
 
   root.addEventListener("keydown", (event) => {
     event.stopPropagation();  // a notebook in command mode would act on them
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target === runs) return;
     const asking = ask.childElementCount > 0;
     const onButton = event.target.tagName === "BUTTON" && (event.key === " " || event.key === "Enter");
     const digit = Number(event.key);
@@ -131,7 +143,7 @@ export function mount(el, data) {
       : event.key === "ArrowLeft" ? () => go(at - 1)
       : event.key === "Home" ? () => go(0)
       : event.key === "End" ? () => go(limit())
-      : event.key === " " ? () => (timer ? stop() : run())
+      : event.key === " " ? () => (timer ? stop() : go_on())
       : event.key === "p" || event.key === "P" ? () => { projector = !projector; show(); }
       : asking && (event.key === "r" || event.key === "R") ? () => commit(-1)
       : asking && digit >= 1 && digit <= q.options.length ? () => commit(digit - 1)
@@ -142,7 +154,7 @@ export function mount(el, data) {
     }
   });
 
-  start();
+  choose(data.run);
   return () => clearInterval(timer);
 }
 

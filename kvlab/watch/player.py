@@ -10,7 +10,7 @@ with the others, so that the answer needs no kernel; they are not in the page be
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -26,12 +26,14 @@ HERE = Path(__file__).parent
 class Player:
     """A view of `events`. step: the frame to open on, and to reset to; None is the question's, or the first.
 
-    line: the call that makes it again. projector: open in large letters. ValueError if there is no such frame.
+    line: the call that makes it again. projector: open in large letters. name: of its scenario; runs() -> the players
+    of all scenarios by name, made when the page is, for its drop-down. ValueError if there is no such frame.
     """
 
     def __init__(self, view: View, events: Sequence[Event], question: Question | None = None, step: int | None = None,
-                 line: str = "", projector: bool = False):  # fmt: skip
-        self.view, self.line, self.projector = view, line, projector
+                 line: str = "", projector: bool = False, name: str = "",
+                 runs: Callable[[], Mapping[str, "Player"]] = dict):  # fmt: skip
+        self.view, self.line, self.projector, self.name, self._runs = view, line, projector, name, runs
         self.states = states_of(view, events)
         if not self.states:
             raise ValueError("there are no events, so there is nothing to see: record a run first")
@@ -78,25 +80,32 @@ class Player:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """All that player.js needs, as plain values."""
+        """All that player.js needs, as plain values: every run of the drop-down, and in which to begin."""
         marks: dict[str, int] = {}
+        runs = dict(self._runs()) | {self.name: self}
+        packed = [run._packed(marks) for run in runs.values()]
+        return {"title": self.view.title, "legend": self.view.legend, "projector": self.projector,
+                "svg": wrap("", "").removesuffix("</svg>"), "marks": list(marks), "runs": packed,
+                "run": list(runs).index(self.name)}  # fmt: skip
+
+    def _packed(self, marks: dict[str, int]) -> dict[str, Any]:
+        """This run with each mark as its number in `marks`, which grows."""
         frames = [
             {"marks": [marks.setdefault(mark, len(marks)) for mark in frame.marks], "say": frame.say, "alt": frame.alt}
             for frame in self.frames
         ]
-        data = {"title": self.view.title, "line": self.line, "legend": self.view.legend,
-                "start": self.step, "projector": self.projector,
-                "svg": wrap("", "").removesuffix("</svg>"), "marks": list(marks), "frames": frames}  # fmt: skip
+        run = {"name": self.name.replace("_", " "), "line": self.line, "start": self.step, "frames": frames}
         if self.question:
             (text, options), (right, why) = self.ask(), self.answer()
-            data["question"] = {"step": self.question.step, "reveal": self.question.reveal, "text": text,
-                                "options": options, "right": right, "why": why}  # fmt: skip
-        return data
+            run["question"] = {"step": self.question.step, "reveal": self.question.reveal, "text": text,
+                               "options": options, "right": right, "why": why}  # fmt: skip
+        return run
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """(bytes of `data` as JSON, bytes of its pictures if each were sent whole)."""
-        whole = sum(len(self.svg(step).encode()) for step in range(len(self.frames)))
+        """(bytes of `data` as JSON, bytes of its pictures if each were sent whole), of all its runs."""
+        runs = dict(self._runs()) | {self.name: self}
+        whole = sum(len(run.svg(step).encode()) for run in runs.values() for step in range(len(run.frames)))
         return len(json.dumps(self.data, ensure_ascii=False).encode()), whole
 
     def still(self) -> str:

@@ -31,10 +31,15 @@ def show(name: str, scenario: str | None = None, seed: int = 0, step: int | None
     scenario = scenario or next(iter(view.scenarios))
     if scenario not in view.scenarios:
         raise ValueError(f"{name} has no scenario {scenario!r}: take one of {', '.join(view.scenarios)}")
-    chosen = view.scenarios[scenario]
-    line = f'views.{name}("{scenario}", seed={seed}' + (", parts=parts)" if parts else ")")
-    events = list(chosen.play(seed, parts or Parts()))
-    return Player(view, events, chosen.question, step, line, projector)
+
+    def play(one: str, at: int | None = None) -> Player:
+        line = f'views.{name}("{one}", seed={seed}' + (", parts=parts)" if parts else ")")
+        chosen = view.scenarios[one]
+        events = list(chosen.play(seed, parts or Parts()))
+        return Player(view, events, chosen.question, at, line, projector, one,
+                      lambda: {other: play(other) for other in view.scenarios})  # fmt: skip
+
+    return play(scenario, step)
 
 
 def pool(scenario: str | None = None, **options) -> Player:

@@ -94,6 +94,23 @@ def test_a_choice_is_kept_beside_the_outcome_and_reset_asks_again(opened):
     assert "Right." in now(page)
 
 
+def test_the_drop_down_leads_to_the_other_runs_and_each_asks_its_own_question(opened):
+    half_full, full = views.fork("half_full"), views.fork("full")
+    page = opened(half_full)
+    page.keyboard.press("1")
+    assert "You said" in now(page)
+    runs = page.locator(".kw-runs")
+    assert runs.locator("option").all_inner_texts() == ["half full", "full"]
+    runs.focus()
+    page.keyboard.press("ArrowDown")  # the keys of a drop-down stay its own
+    assert now(page) == full.frames[full.step].say and full.ask()[0] in page.locator(".kw-ask").inner_text()
+    page.locator(".kw-root").focus()
+    page.keyboard.press("1")
+    assert full.answer()[1] in now(page)
+    runs.select_option("half full")
+    assert now(page) == half_full.frames[half_full.step].say and page.locator(".kw-option").count() == 4
+
+
 def test_nobody_is_locked_out_and_a_later_frame_opens_without_a_question(opened):
     player = views.pool("tight")
     page = opened(player)
