@@ -3,6 +3,7 @@
     HashChainIndex    a block's name is a hash of its tokens and its parent's name: one look-up a block
     RadixTreeIndex    prompts that share a beginning share a path
     reuse             what an engine does with an index, as plain functions, in miniature
+    outline           where each edge of a tree stands when it is drawn
 
 Both indexes are PrefixIndex, and give the same hits.
 """

@@ -4,14 +4,17 @@
     stage.write("A", ["my", "dog"])    stage.fork("A", "BC")    stage.finish("B")    ->    stage.recorder.events()
 
 probe(manager, recorder) adds to the stream what the books say at that moment, read from the structures themselves, a
-student's too: `table` of each request, `refs` (the count of each block), `queue` (free blocks in their order).
+student's too: `table` of each request, `refs` (the count of each block), `queue` (free blocks in their order); with
+prefix caching `index` (its block size), `names` (block id, name, ... of what it finds), and each `edge` of a tree.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from kvlab.config import EngineConfig
 from kvlab.events import Recorder
 from kvlab.parts import PartError, Parts
+from kvlab.prefix.outline import outline
 from kvlab.schedule.request import Request
 
 
@@ -22,14 +25,46 @@ def probe(manager, recorder: Recorder) -> None:
     pool = manager.block_pool
     recorder.emit("refs", None, [block.ref_cnt for block in pool.blocks])
     recorder.emit("queue", None, [block.block_id for block in pool.free_block_queue.get_all_free_blocks()])
+    if manager.enable_caching:
+        recorder.emit("index", None, [pool.prefix_index.block_size])
+        known = pool.cached_block_hash_to_block.items()
+        recorder.emit("names", None, [each for name, block in known for each in (block.block_id, _short(name))])
+        probe_tree(manager, recorder)
+
+
+def _short(name: Any) -> str:
+    """Enough of a block's name to tell it from its neighbours."""
+    return name.hex()[:4] if isinstance(name, bytes) else str(name)[:4]
+
+
+def probe_tree(manager, recorder: Recorder, told: Callable[[tuple[int, ...]], str] | None = None) -> None:
+    """Emit the edges of a tree index, which keeps `roots` by salt; nothing for any other index.
+
+    edge: depth in blocks, row, row of its parent (-1: none), then for each block its text, its id (None: a gap), its
+    reference count and its holders. told: the text of a block's tokens.
+    """
+    told = told or (lambda chunk: " ".join(map(str, chunk)))
+    tables = sorted(manager.req_to_blocks.items())
+    first = 0
+    for root in getattr(manager.block_pool.prefix_index, "roots", {}).values():
+        edges = outline(root)
+        rows = {id(node): first + row for node, _, row in edges}
+        for node, depth, _ in edges:
+            values: list[Any] = [depth, rows[id(node)], rows.get(id(node.parent), -1)]
+            for chunk, block in zip(node.chunks, node.blocks, strict=False):  # a student's tree may be uneven
+                holders = "".join(name for name, table in tables if block is not None and block in table)
+                id_, count = (None, 0) if block is None else (block.block_id, block.ref_cnt)
+                values += [told(chunk), id_, count, holders]
+            recorder.emit("edge", None, values)
+        first += 1 + max((row for *_, row in edges), default=-1)
 
 
 class Stage:
-    """num_blocks: the null block included. Prefix caching is off, so that a view of the pool shows the pool alone."""
+    """num_blocks: the null block included. caching: with a prefix index; without, a view of the pool shows it alone."""
 
-    def __init__(self, num_blocks: int, block_size: int = 4, parts: Parts | None = None):
+    def __init__(self, num_blocks: int, block_size: int = 4, parts: Parts | None = None, caching: bool = False):
         self.recorder = Recorder()
-        config = EngineConfig(num_gpu_blocks_override=num_blocks, block_size=block_size, enable_prefix_caching=False)
+        config = EngineConfig(num_gpu_blocks_override=num_blocks, block_size=block_size, enable_prefix_caching=caching)
         self.manager = (parts or Parts()).make_manager(config, self.recorder)
         self.block_size = block_size
         self.requests: dict[str, Request] = {}
@@ -43,11 +78,14 @@ class Stage:
         self.recorder.emit(kind, name, values)
         try:
             move()
-            probe(self.manager, self.recorder)
+            self._probe()
         except PartError as error:  # a student's part: its last frame says what went wrong, and the play is over
             self.failed = True
             self.recorder.emit("error", name, [str(error)])
         self.recorder.step += 1
+
+    def _probe(self) -> None:
+        probe(self.manager, self.recorder)
 
     def write(self, name: str, words: Sequence[str]) -> None:
         """`name` computes K/V for `words` behind what it has; it is made if it is new."""

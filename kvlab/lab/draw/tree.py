@@ -9,6 +9,8 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
+from kvlab.prefix.outline import outline
+
 SKY, ORANGE, INK, PALE = "#56B4E9", "#F7DDA4", "#222222", "#F2F2F2"
 INSET = 0.07  # of a block, left free at both ends of an edge
 
@@ -24,18 +26,8 @@ def draw_tree(ax: Any, root: Any, block_size: int, *, told: Callable[[tuple], st
     from matplotlib.patches import Rectangle
 
     told = told or (lambda chunk: " ".join(map(str, chunk)))
-    edges: list[tuple[Any, int, int]] = []  # node, blocks before it, row
-
-    def place(node: Any, depth: int, row: int) -> int:
-        """Give `node` and all below it their rows; the next free row."""
-        edges.append((node, depth, row))
-        for child in node.children.values():
-            row = place(child, depth + len(node.chunks), row)
-        return row + (not node.children)
-
-    num_rows = 0
-    for child in root.children.values() if root is not None else ():
-        num_rows = place(child, 0, num_rows)
+    edges = outline(root)
+    num_rows = 1 + max((row for *_, row in edges), default=0)
     for node, depth, row in edges:
         end = depth + len(node.chunks)
         below = [r for other, _, r in edges if other.parent is node]
@@ -59,7 +51,7 @@ def draw_tree(ax: Any, root: Any, block_size: int, *, told: Callable[[tuple], st
         ax.add_patch(Rectangle((depth + INSET, row + 0.12), len(node.chunks) - 2 * INSET, 0.76, fill=False,
                                edgecolor=INK, linewidth=2, zorder=3))  # fmt: skip
     columns = width or max((depth + len(node.chunks) for node, depth, _ in edges), default=1)
-    ax.set(xlim=(-0.05, columns + 0.05), ylim=((height or max(1, num_rows)) + 0.05, 0))
+    ax.set(xlim=(-0.05, columns + 0.05), ylim=((height or num_rows) + 0.05, 0))
     ax.set_xticks(range(columns + 1), [str(i * block_size) for i in range(columns + 1)], fontsize=8)
     ax.set_yticks([])
     for side in ("left", "right", "top"):
