@@ -104,7 +104,7 @@ def _place(shelf: Shelf, edge: Edge, i: int, place: Place, wide: float, pen: Svg
     with pen.linked(id_ if same_pool else f"tree {id_}"):
         _box(pen, x, y, w, letters, (edge.depth + i, place.text, id_) in shelf.grown)
         for line, words in enumerate(fit(place.text.split(), w + 8 * narrow, 1 if narrow else 2)):
-            pen.text(x + w / 2, y + 20 + 19 * line, " ".join(words), anchor="middle")
+            pen.text(x + w / 2, y + 18 + 19 * line, " ".join(words), anchor="middle")
         who, count, line = _who(letters), f"×{place.ref_cnt}", y + (39 if narrow else 57)
         if id_ is None or not letters:
             pen.text(x + w / 2, y + 57, "gap" if id_ is None else "free" if narrow else f"{id_} free", anchor="middle")
@@ -167,7 +167,7 @@ def _words(words: Sequence[str], start: int, apart: frozenset[int], x: float, y:
         left = x + (w - long(" ".join(some))) / 2
         for word in some:
             bold = at in apart
-            pen.text(left, y + 20 + 19 * line, word, bold=bold, fill=fill)
+            pen.text(left, y + 18 + 19 * line, word, bold=bold, fill=fill)
             left += long(f"{word} ", bold)
             at += 1
 
@@ -184,6 +184,6 @@ def _chip(shelf: Shelf, name: str, i: int, x: float, y: float, w: float, pen: Sv
     letters = books.owners(id_)
     with pen.linked(id_):
         _box(pen, x, y, w, letters, name == shelf.acting and id_ in books.new)
-        pen.text(x + 9, y + 57, f"{label[:3]}→{id_}" if label else "no name")
+        pen.text(x + 7, y + 57, f"{label[:3]}→{id_}" if label else "no name")
         if letters:
-            pen.text(x + w - 8, y + 57, letters if len(letters) == 1 else f"×{books.refs[id_]}", 20, "end", bold=True)
+            pen.text(x + w - 6, y + 57, letters if len(letters) == 1 else f"×{books.refs[id_]}", 20, "end", bold=True)
