@@ -8,6 +8,7 @@
     stage, books  scenarios over the real manager; the state of views that show blocks
     player        frames, question, still picture, page; player.js and player.css show them
     pool, fork    the views
+    prefix        a view; prefix_picture draws it, twins has its stage and its state
 """
 
 from kvlab.watch.stage import probe

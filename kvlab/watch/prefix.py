@@ -15,8 +15,8 @@ from random import Random
 from kvlab.events import Event
 from kvlab.parts import Parts
 from kvlab.watch.books import listed, named
-from kvlab.watch.prefix_picture import LEGEND, draw
-from kvlab.watch.twins import Place, Shelf, Twins, after
+from kvlab.watch.prefix_picture import LEGEND, alt, draw
+from kvlab.watch.twins import Shelf, Twins, after, common
 from kvlab.watch.view import Question, Scenario, View
 
 BOT = "you are a tutor be kind be brief".split()
@@ -88,8 +88,16 @@ def _both(states: Sequence[Shelf]) -> tuple[int | None, ...]:
     return tuple(states[ONE_CAME + 2].rows[name].found for name in "BC")
 
 
+def _disagree(shelf: Shelf) -> str:
+    """For a student's index: what is to be said in place of a reason that would not hold."""
+    found = (f"{name} {row.found_in_tree} and {row.found}" for name, row in shelf.rows.items() if shelf.differs(name))
+    return f"Tree and chain disagree, so one of them is wrong: {', '.join(found)}."
+
+
 def _why_both(states: Sequence[Shelf]) -> str:
     b, c = _both(states)
+    if any(map(states[ONE_CAME + 2].differs, "BC")):
+        return _disagree(states[ONE_CAME + 2])
     return f"B {b}, C {c}: a name is made of its tokens and of the name before it, so a change renames all behind it."
 
 
@@ -105,6 +113,8 @@ def _ask_time(shelf: Shelf) -> tuple[str, Sequence[str]]:
 
 def _why_time(states: Sequence[Shelf]) -> str:
     at, found = _at(states[ONE_CAME]), states[ONE_CAME + 1].rows["B"].found
+    if states[ONE_CAME + 1].differs("B"):
+        return _disagree(states[ONE_CAME + 1])
     return f"{found}: the time stands in block {at // 4}; its name is a new one, and so is every name behind it."
 
 
@@ -155,11 +165,6 @@ def _why_evict(states: Sequence[Shelf]) -> str:
 # ---- the sentence
 
 
-def common(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many tokens the two begin with in common."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def say(shelf: Shelf) -> str:
     books, name = shelf.books, shelf.acting
     kind = books.move.kind
@@ -173,12 +178,17 @@ def say(shelf: Shelf) -> str:
     if kind == "coming":
         return f"{listed(books.move.values)} will come, in this order. Bold: where a text differs from one before it."
     if kind == "finish":
-        kept = [id_ for id_ in books.freed if id_ in shelf.names]
-        stays = "they keep" if len(kept) == len(books.freed) else f"{named(kept)} keep"
-        return f"{name} ends: {named(books.freed)} are free, in this order; {stays} their names until they are taken."
+        kept, num = [id_ for id_ in books.freed if id_ in shelf.names], len(books.freed)
+        if num > 5:
+            return f"{name[:20]} ends and frees {num} blocks. Found until somebody takes them: {len(kept)}."
+        still = "each of them" if len(kept) == num > 1 else named(kept)
+        return f"{name[:20]} ends. Free, in this order: {named(books.freed)}. Found until somebody takes it: {still}."
     if kind == "prompt":
         return _say_prompt(shelf, name)
-    return f"{len(books.tables)} requests hold blocks, and the index knows {len(shelf.names)} names."
+    if kind == "schedule":
+        row = shelf.rows[name]
+        return f"{name[:20]} starts and finds {row.found} of its {row.num_tokens} tokens in the cache."
+    return f"Requests that hold blocks: {len(books.tables)}. Names that the index knows: {len(shelf.names)}."
 
 
 def _say_prompt(shelf: Shelf, name: str) -> str:
@@ -208,22 +218,6 @@ def _say_prompt(shelf: Shelf, name: str) -> str:
         return f"{name} finds nothing: its first token differs, so its first name does, and so do all behind it."
     until = f"{name} is {other}'s text up to token {same}, \"{row.words[same]}\""
     return f"{until}: it finds {found} tokens, the full blocks before."
-
-
-def alt(shelf: Shelf) -> str:
-    def told(place: Place) -> str:
-        state = "a gap" if place.block_id is None else f"block {place.block_id}"
-        return f"{place.text} ({state}{f', held by {place.holders}' if place.holders else ''})"
-
-    tree = "; ".join(
-        f"in row {edge.row} after {edge.depth} blocks: {', '.join(map(told, edge.places))}" for edge in shelf.edges)
-    rows = "; ".join(
-        f"{name} waits: {' '.join(row.words)}" if row.found is None else
-        f"{name}: {row.found} of {row.num_tokens} found, " + (", ".join(
-            f"block {id_} {f'named {label}' if label else 'without a name'}" if shelf.finds(name, i) else "given up"
-            for i, (id_, label) in enumerate(zip(row.block_ids, row.names, strict=True))) or "no blocks")
-        for name, row in shelf.rows.items())  # fmt: skip
-    return f"Radix tree: {tree or 'empty'}. Requests: {rows or 'none'}."
 
 
 VIEW = View(

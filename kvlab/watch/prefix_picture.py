@@ -1,4 +1,4 @@
-"""The picture of the view `prefix`: the tree to the left, to the right the requests and the names of their blocks.
+"""The picture of the view `prefix`, drawn and in words: left the tree, right the requests and their blocks' names.
 
 Blocks that touch are one edge; a line leads from an edge to those below it. A block looks the same on both sides:
 filled for who holds it, double where it is shared, dashed where it is free and still found.
@@ -13,7 +13,7 @@ from kvlab.watch.twins import Edge, Place, Row, Shelf
 TOP, PITCH, HIGH, BAR = 32, 77, 64, 5
 LEFT, LABEL, RIGHT, WIDE = 10, 580, 644, 552  # x of the tree, of the letters, of the chain; width of tree and chain
 INSET, LINK, NARROW = 8, 12, 100  # between an edge and its ends; between two names of a chain; a box with short lines
-MOST_ROWS, MOST_BLOCKS = 4, 5
+MOST_ROWS, MOST_BLOCKS = 4, 4
 # Advance widths of letters in DejaVu Sans, as shares of the size; others are about as wide as "o".
 WIDTHS = dict.fromkeys("ijl", 0.28) | {" ": 0.32, ":": 0.34, "f": 0.35, "t": 0.39, "r": 0.41, "m": 0.97, "w": 0.82}
 LEGEND = ("boxes that touch: one edge; black bar: found in the cache; thick: new in this step; double: shared; "
@@ -25,11 +25,16 @@ def draw(shelf: Shelf, pen: Svg) -> None:
     size, small = shelf.books.block_size, shelf.tree_block_size
     longest = max((max(row.num_tokens, len(row.block_ids) * size) for _, row in rows), default=size)
     token = WIDE / min(max(longest, size), MOST_BLOCKS * size)
-    pen.text(8, 20, f"radix tree (基数树), blocks of {small}")
-    pen.text(RIGHT, 20, f"hash chain (哈希链), blocks of {size}")
+    cut = longest > MOST_BLOCKS * size
+    few = any(edge.row >= MOST_ROWS for edge in shelf.edges)
+    pen.text(8, 20, f"radix tree (基数树), blocks of {small}" + (f", first {MOST_ROWS} leaves" if few else ""))
+    right = "hash chain (哈希链)" if shelf.paired or not shelf.edges else "its names, by request"
+    right += f", blocks of {size}" if shelf.paired else f", first {MOST_BLOCKS} blocks" if cut else ""
+    pen.text(RIGHT, 20, right + (f", last {MOST_ROWS} requests" if len(rows) < len(shelf.rows) else ""))
     if rows:
         pen.text(LABEL - 6, 20, "found")
-    if small != size and (row := shelf.rows.get(shelf.acting)) and row.found_in_tree is not None:
+    row = shelf.rows.get(shelf.acting, Row())
+    if row.found_in_tree is not None and (small != size or shelf.differs(shelf.acting)):
         pen.text(LEFT + WIDE - 8, 20, f"{shelf.acting} finds {row.found_in_tree}", anchor="end", bold=True)
     if rows and not shelf.names:
         pen.text(LEFT, TOP + 40, "Nothing is published yet.")
@@ -43,6 +48,22 @@ def draw(shelf: Shelf, pen: Svg) -> None:
                 _place(shelf, edge, i, place, token * small, pen)
     for number, (name, row) in enumerate(rows):
         _row(shelf, name, row, TOP + PITCH * number, token, pen)
+
+
+def alt(shelf: Shelf) -> str:
+    def told(place: Place) -> str:
+        state = "a gap" if place.block_id is None else f"block {place.block_id}"
+        return f"{place.text} ({state}{f', held by {place.holders}' if place.holders else ''})"
+
+    tree = "; ".join(
+        f"in row {edge.row} after {edge.depth} blocks: {', '.join(map(told, edge.places))}" for edge in shelf.edges)
+    rows = "; ".join(
+        f"{name} waits: {' '.join(row.words)}" if row.found is None else
+        f"{name}: {row.found} of {row.num_tokens} found, " + (", ".join(
+            f"block {id_} {f'named {label}' if label else 'without a name'}" if shelf.finds(name, i) else "given up"
+            for i, (id_, label) in enumerate(zip(row.block_ids, row.names, strict=True))) or "no blocks")
+        for name, row in shelf.rows.items())  # fmt: skip
+    return f"Radix tree: {tree or 'empty'}. Requests: {rows or 'none'}."
 
 
 def _lines(edges: Sequence[Edge], wide: float, pen: Svg) -> None:
@@ -130,8 +151,8 @@ def _row(shelf: Shelf, name: str, row: Row, y: float, token: float, pen: Svg) ->
     if row.found is not None:
         pen.text(LABEL + 23, y + 66, f"{row.found}/{row.num_tokens}", anchor="middle", bold=acting)
     texts = [row.words[i : i + size] for i in range(0, len(row.words), size)]
-    apart, num = _apart(shelf, name), min(MOST_BLOCKS, max(len(texts), len(row.block_ids)))
-    for i in range(num):
+    apart, num = _apart(shelf, name), max(len(texts), len(row.block_ids))
+    for i in range(min(num, MOST_BLOCKS)):
         x, w = RIGHT + i * wide, wide - LINK
         if i < len(row.block_ids) and row.found is not None:
             _chip(shelf, name, i, x, y, w, pen)
@@ -143,7 +164,7 @@ def _row(shelf: Shelf, name: str, row: Row, y: float, token: float, pen: Svg) ->
         if i < num - 1 and row.found is not None:
             pen.path(f"M{x + w + 2:.1f} {y + 44:.1f}l9 6l-9 6z", 1, fill=INK)
     if row.found:
-        pen.box(RIGHT, y + HIGH + 3, row.found * token - LINK, BAR, INK, 1)
+        pen.box(RIGHT, y + HIGH + 3, min(row.found * token, WIDE) - LINK, BAR, INK, 1)
     if shelf.differs(name):
         pen.box(RIGHT - 3, y - 3, WIDE + 6, HIGH + 6, "none", 5)
 

@@ -105,6 +105,7 @@ class Shelf:
 
     edges: the tree. hits: ids in the tree found in this step; grown: (depth, text, id) of places new in it.
     evicted: blocks that lost their name in this step. again: who comes in it has come before.
+    paired: tree and chain are two indexes; else the run has one.
     """
 
     books: Books = Books()
@@ -116,6 +117,7 @@ class Shelf:
     grown: frozenset[tuple] = frozenset()
     evicted: tuple[int, ...] = ()
     again: bool = False
+    paired: bool = False
 
     @property
     def acting(self) -> str:
@@ -141,8 +143,9 @@ def after(shelf: Shelf, events: Sequence[Event]) -> Shelf:
     now = now if moved is None else replace(now, move=moved)
     rows, edges, hits = dict(shelf.rows), [], list[int]()
     names, evicted, started = dict(shelf.names), list[int](), set[str]()
-    small, again = shelf.tree_block_size, False
-    for _, kind, name, values in events:
+    small, again, paired = shelf.tree_block_size, False, shelf.paired
+    for event in events:
+        _, kind, name, values = event
         row = rows.get(name or "", Row())
         if kind == "wait":
             rows[name or ""] = Row(len(values), tuple(values))
@@ -158,10 +161,11 @@ def after(shelf: Shelf, events: Sequence[Event]) -> Shelf:
         elif kind == "schedule" and name in rows and row.found is None:
             rows[name] = replace(row, found=values[0])
             started.add(name)
+            now = replace(now, move=event)
         elif kind == "index":
             now, small = replace(now, block_size=values[0]), values[0]
         elif kind == "tree":
-            small = values[0]
+            small, paired = values[0], True
         elif kind == "edge":
             places = tuple(Place(*values[i : i + 4]) for i in range(3, len(values), 4))
             edges.append(Edge(*values[:3], places))
@@ -171,14 +175,23 @@ def after(shelf: Shelf, events: Sequence[Event]) -> Shelf:
             evicted += values
     for name, table in now.tables.items():
         rows[name] = replace(rows.get(name, Row()), block_ids=table, names=tuple(names.get(i, "") for i in table))
+    for name in set(shelf.books.tables) - set(now.tables):  # it may have published in the step in which it ended
+        row = rows[name]
+        kept = {id_: names[id_] for id_ in row.block_ids if id_ in names and id_ not in now.new}
+        rows[name] = replace(row, names=tuple(kept.get(*pair) for pair in zip(row.block_ids, row.names, strict=True)))
     for name in started & set(now.tables):
         hits += rows[name].block_ids[: (rows[name].found or 0) // now.block_size]
     if not any(event.kind == "names" for event in events):  # a step that nobody has probed
         edges = list(shelf.edges)
     grown = frozenset(_places(edges) - _places(shelf.edges))
     return replace(shelf, books=now, rows=rows, names=names, edges=tuple(edges), tree_block_size=small,
-                   hits=frozenset(hits), grown=grown, evicted=tuple(evicted), again=again)  # fmt: skip
+                   hits=frozenset(hits), grown=grown, evicted=tuple(evicted), again=again, paired=paired)  # fmt: skip
 
 
 def _places(edges: Sequence[Edge]) -> set[tuple]:
     return {(edge.depth + i, place.text, place.block_id) for edge in edges for i, place in enumerate(edge.places)}
+
+
+def common(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many tokens the two begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

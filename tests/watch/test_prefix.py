@@ -1,4 +1,4 @@
-"""The view `prefix`: tree and chain of the same requests. Its surprises, in the engine's numbers; whose index is seen."""
+"""The view `prefix`, tree and chain: its surprises in the engine's numbers, and whose index is seen."""
 
 import pytest
 
@@ -123,7 +123,9 @@ def test_a_chain_that_finds_too_much_is_ringed():
     after_b = player.states[3]
     assert (after_b.rows["B"].found_in_tree, after_b.rows["B"].found) == (0, 12) and after_b.differs("B")
     assert "one of the two is wrong" in player.frames[3].say
-    assert player.answer()[0] == 0 and "parts=parts" in player.line  # B 12, C 12: what this index did
+    assert player.answer() == (0, "Tree and chain disagree, so one of them is wrong: B 0 and 12.")  # it did B 12, C 12
+    assert "parts=parts" in player.line and "B 0 and 12" in views.prefix("time_first", parts=Parts(
+        prefix_index=Forgetful)).answer()[1]  # fmt: skip
 
 
 def test_a_tree_takes_the_left_side_and_is_compared_with_our_chain():
@@ -164,9 +166,22 @@ def test_a_live_engine_can_be_watched(index):
     last = player.states[-1]
     assert [row.found for row in last.rows.values()] == [0, 12, 12, 12, 12]
     assert "12/17" in player.svg(len(player.frames) - 1)
+    assert "B starts and finds 12 of its 17 tokens in the cache." in [frame.say for frame in player.frames]
     assert ("keeps no tree" in player.svg(len(player.frames) - 1)) == (index is None) == (not last.edges)
     for frame in player.frames:
         assert 0 < len(frame.say) <= 140
+
+
+def test_what_is_published_in_the_step_in_which_a_request_ends_is_found_as_well():
+    recorder = Recorder()
+    engine = Parts().make_engine(EngineConfig(num_gpu_blocks_override=40, block_size=4), recorder=recorder)
+    engine.add_request(Request("A", list(range(9)), SamplingParams(max_tokens=4)))
+    while engine.has_unfinished_requests():
+        engine.step()
+        probe(engine.scheduler.manager, recorder)
+    last = views.prefix(trace=recorder).states[-1]
+    assert last.books.tables == {} and last.rows["A"].block_ids == (1, 2, 3)
+    assert [last.finds("A", i) for i in range(3)] == [True, True, True] == [bool(n) for n in last.rows["A"].names]
 
 
 def test_a_run_without_prefix_caching_has_nothing_to_show():
