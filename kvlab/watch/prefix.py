@@ -107,8 +107,8 @@ def _at(shelf: Shelf) -> int:
 
 
 def _ask_time(shelf: Shelf) -> tuple[str, Sequence[str]]:
-    return (f"A minute later B asks the same. Only the time, token {_at(shelf)}, differs. "
-            "How many of its 16 tokens are found?"), list(map(str, TIMES))  # fmt: skip
+    return (f"A minute later B asks the same. Only token {_at(shelf)}, the time, differs. How many of 16 are found?",
+            list(map(str, TIMES)))  # fmt: skip
 
 
 def _why_time(states: Sequence[Shelf]) -> str:
@@ -180,9 +180,9 @@ def say(shelf: Shelf) -> str:
     if kind == "finish":
         kept, num = [id_ for id_ in books.freed if id_ in shelf.names], len(books.freed)
         if num > 5:
-            return f"{name[:20]} ends and frees {num} blocks. Found until somebody takes them: {len(kept)}."
-        still = "each of them" if len(kept) == num > 1 else named(kept)
-        return f"{name[:20]} ends. Free, in this order: {named(books.freed)}. Found until somebody takes it: {still}."
+            return f"{name[:20]} ends and frees {num} blocks. Found until taken: {len(kept)} of them."
+        still = "all of them" if len(kept) == num > 1 else named(kept)
+        return f"{name[:20]} ends. Free, in this order: {named(books.freed)}. Found until taken: {still}."
     if kind == "prompt":
         return _say_prompt(shelf, name)
     if kind == "schedule":

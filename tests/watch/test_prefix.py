@@ -67,6 +67,17 @@ def test_who_ended_first_is_given_up_first_from_its_end(seed):
     assert rows(player, -1)["A"].found == 8  # and it was 12 before D came
 
 
+def test_what_differs_is_bold_before_it_is_asked_and_what_is_found_has_a_bar():
+    def bars(player, step):
+        return player.svg(step).count('height="5" fill="#111111"')
+
+    player = views.prefix("first_or_last")
+    b, c = (player.states[1].rows[name].words for name in "BC")
+    assert f'font-weight="700">{b[0]}<' in player.svg() and f'font-weight="700">{c[-1]}<' in player.svg()
+    assert f'font-weight="700">{b[1]}<' not in player.svg()
+    assert [bars(player, step) for step in range(6)] == [0, 0, 0, 0, 1 + 3, 2 + 3]  # rows, and places in the tree
+
+
 def test_edges_part_where_texts_do_and_an_only_child_is_joined():
     def shape(player, step):
         return [(edge.depth, [place.block_id for place in edge.places]) for edge in player.states[step].edges]
@@ -123,6 +134,8 @@ def test_a_chain_that_finds_too_much_is_ringed():
     after_b = player.states[3]
     assert (after_b.rows["B"].found_in_tree, after_b.rows["B"].found) == (0, 12) and after_b.differs("B")
     assert "one of the two is wrong" in player.frames[3].say
+    ring = 'height="70" fill="none" stroke="#111111" stroke-width="5"'
+    assert [ring in player.svg(step) for step in (2, 3)] == [False, True]
     assert player.answer() == (0, "Tree and chain disagree, so one of them is wrong: B 0 and 12.")  # it did B 12, C 12
     assert "parts=parts" in player.line and "B 0 and 12" in views.prefix("time_first", parts=Parts(
         prefix_index=Forgetful)).answer()[1]  # fmt: skip
