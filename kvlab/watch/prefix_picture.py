@@ -60,7 +60,7 @@ def alt(shelf: Shelf) -> str:
     rows = "; ".join(
         f"{name} waits: {' '.join(row.words)}" if row.found is None else
         f"{name}: {row.found} of {row.num_tokens} found, " + (", ".join(
-            f"block {id_} {f'named {label}' if label else 'without a name'}" if shelf.finds(name, i) else "given up"
+            f"block {id_} {f'named {label[:3]}' if label else 'without a name'}" if shelf.finds(name, i) else "given up"
             for i, (id_, label) in enumerate(zip(row.block_ids, row.names, strict=True))) or "no blocks")
         for name, row in shelf.rows.items())  # fmt: skip
     return f"Radix tree: {tree or 'empty'}. Requests: {rows or 'none'}."
@@ -205,6 +205,6 @@ def _chip(shelf: Shelf, name: str, i: int, x: float, y: float, w: float, pen: Sv
     letters = books.owners(id_)
     with pen.linked(id_):
         _box(pen, x, y, w, letters, name == shelf.acting and id_ in books.new)
-        pen.text(x + 7, y + 57, f"{label[:3]}→{id_}" if label else "no name")
+        pen.text(x + 7, y + 57, f"{label[:3] if len(label) == 8 else label}→{id_}" if label else "no name")
         if letters:
             pen.text(x + w - 6, y + 57, letters if len(letters) == 1 else f"×{books.refs[id_]}", 20, "end", bold=True)

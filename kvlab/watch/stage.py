@@ -9,6 +9,7 @@ prefix caching `index` (its block size), `names` (block id, name, ... of what it
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from typing import Any
 
 from kvlab.config import EngineConfig
@@ -33,8 +34,10 @@ def probe(manager, recorder: Recorder) -> None:
 
 
 def _short(name: Any) -> str:
-    """Enough of a block's name to tell it from its neighbours."""
-    return name.hex()[:4] if isinstance(name, bytes) else str(name)[:4]
+    """Enough of a block's name to tell it from the others: 8 hex digits of a key; a number as it is."""
+    if isinstance(name, int):
+        return str(name)
+    return (name if isinstance(name, bytes) else sha256(repr(name).encode()).digest()).hex()[:8]
 
 
 def probe_tree(manager, recorder: Recorder, told: Callable[[tuple[int, ...]], str] | None = None) -> None:

@@ -512,7 +512,13 @@ def test_a_step_may_name_its_arguments():
     assert failures(Parts(step=by_name)) == []
 
 
-@pytest.mark.parametrize("pool", [PoolThatEvicts, mine(BlockPool)])
+class PoolHalfOurs(PoolThatEvicts):
+    """Where a lab's exercise is not solved yet, its method is ours, which reports by itself."""
+
+    get_new_blocks, free_blocks = BlockPool.get_new_blocks, BlockPool.free_blocks
+
+
+@pytest.mark.parametrize("pool", [PoolThatEvicts, PoolHalfOurs, mine(BlockPool)])
 def test_a_replaced_pool_is_seen_by_every_view(pool):
     def events(parts):
         recorder = Recorder()

@@ -1,5 +1,7 @@
 """The view `prefix`, tree and chain: its surprises in the engine's numbers, and whose index is seen."""
 
+from itertools import takewhile
+
 import pytest
 
 from kvlab.config import EngineConfig
@@ -146,6 +148,31 @@ def test_a_tree_takes_the_left_side_and_is_compared_with_our_chain():
     c = player.states[4].rows["C"]
     assert (c.found_in_tree, c.found) == (8, 12) and player.states[4].differs("C")
     assert views.prefix(parts=Parts(prefix_index=RadixTreeIndex)).frames == views.prefix().frames
+
+
+class WholeTexts(HashChainIndex):
+    """Names are no keys but the prefixes themselves."""
+
+    def _known(self, tokens, salt, number):
+        return [(salt, *tokens[: (i + 1) * self.block_size]) for i in range(number)]
+
+    def match(self, tokens, salt=None):
+        found = map(self.cached_block_hash_to_block.get, self._known(tokens, salt, len(tokens) // self.block_size))
+        return list(takewhile(lambda block: block is not None, found))
+
+    def insert(self, tokens, blocks, salt=None, cursor=None):
+        for block, name in zip(blocks, self._known(tokens, salt, len(blocks)), strict=True):
+            if block.block_hash is None and name not in self.cached_block_hash_to_block:
+                block.block_hash, self.cached_block_hash_to_block[name] = name, block
+
+
+def test_names_of_any_kind_are_told_apart():
+    ours, theirs = views.prefix("evict"), views.prefix("evict", parts=Parts(prefix_index=WholeTexts))
+    assert [frame.say for frame in ours.frames] == [frame.say for frame in theirs.frames]
+    for one, other in zip(ours.states, theirs.states, strict=True):
+        for name, row in one.rows.items():
+            for i in range(len(row.block_ids)):
+                assert one.finds(name, i) == other.finds(name, i)
 
 
 class Unwritten(HashChainIndex):
