@@ -222,7 +222,7 @@ def _say_prompt(shelf: Shelf, name: str) -> str:
 
 VIEW = View(
     name="prefix",
-    title="Radix tree (基数树) and hash chain (哈希链)",
+    title="Prefix reuse (前缀复用)",
     begin=Shelf(),
     after=after,
     draw=draw,

@@ -16,8 +16,8 @@ INSET, LINK, NARROW = 8, 12, 100  # between an edge and its ends; between two na
 MOST_ROWS, MOST_BLOCKS = 4, 4
 # Advance widths of letters in DejaVu Sans, as shares of the size; others are about as wide as "o".
 WIDTHS = dict.fromkeys("ijl", 0.28) | {" ": 0.32, ":": 0.34, "f": 0.35, "t": 0.39, "r": 0.41, "m": 0.97, "w": 0.82}
-LEGEND = ("boxes that touch: one edge; black bar: found in the cache; thick: new in this step; double: shared; "
-          "dashed: free, but still found")  # fmt: skip
+LEGEND = ("touching boxes: one edge; name→block; bar: found in the cache; thick: new; double: shared; "
+          "dashed: free, still found")  # fmt: skip
 
 
 def draw(shelf: Shelf, pen: Svg) -> None:
