@@ -13,7 +13,7 @@ from kvlab.parts import Parts
 from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
-NAMES = ("pool", "fork")  # each is a module of kvlab.watch with a VIEW
+NAMES = ("pool", "fork", "crossover", "preemption")  # each is a module of kvlab.watch with a VIEW
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -50,3 +50,13 @@ def pool(scenario: str | None = None, **options) -> Player:
 def fork(scenario: str | None = None, **options) -> Player:
     """View 4: fork and copy-on-write. Scenarios "half_full" and "full"; options as for `show`."""
     return show("fork", scenario, **options)
+
+
+def crossover(scenario: str | None = None, **options) -> Player:
+    """View 8a: swap or recompute. Scenarios "length", "link", "pieces", "heads", "found"; options as for `show`."""
+    return show("crossover", scenario, **options)
+
+
+def preemption(scenario: str | None = None, **options) -> Player:
+    """View 8b: preemption, replayed. Scenarios "six", "victim", "four", "watermark", "mixed"; options as for `show`."""
+    return show("preemption", scenario, **options)
