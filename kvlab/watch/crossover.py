@@ -18,7 +18,7 @@ from kvlab.parts import PartError, Parts
 from kvlab.schedule.request import Request
 from kvlab.sizing import KIB
 from kvlab.watch.bills import LENGTHS, OVERHEAD, SHARES, Bills, after, alt, borders, grid, rows, say, share, where
-from kvlab.watch.style import INK, PAPER, QUIET, SHARED_FILL
+from kvlab.watch.style import PAPER, QUIET, SHARED_FILL
 from kvlab.watch.svg import Svg
 from kvlab.watch.view import Question, Scenario, View
 
@@ -46,8 +46,7 @@ def draw(bills: Bills, pen: Svg) -> None:
     pen.box(X0, top, X1 - X0, ONE - top)
     pen.box(X0, ONE, X1 - X0, bottom - ONE, SHARED_FILL)
     pen.text((X0 + X1) / 2, top + 24, "swap is cheaper", anchor="middle", bold=True)
-    pen.text((X0 + X1) / 2, bottom - 10, "recompute is cheaper", anchor="middle", bold=True)
-    for power, words in ((4, "16"), (2, "4"), (0, "1"), (-2, "1/4")):
+    for power, words in ((4, "16+"), (2, "4"), (0, "1"), (-2, "1/4")):
         pen.text(X0 - 10, ONE - OCTAVE * power + 7 + 7 * (power == 4), words, anchor="end", bold=power == 0)
     for tokens, words in ((64, "64"), (256, "256"), (1024, "1K"), (4096, "4K"), (16384, "16K"), (65536, "64K")):
         pen.path(f"M{_x(tokens):.1f} {bottom}v6")
@@ -60,6 +59,7 @@ def draw(bills: Bills, pen: Svg) -> None:
         _strip(bills, pen)
     x, y = _x(bills.tokens), _y(bills.ratio())
     pen.path(f"M{x:.1f} {bottom}V{y + 9:.1f}", 2)
+    _label(pen, (X0 + X1) / 2 - 126, bottom - 8, "recompute is cheaper")
     pen.path(f"M{x - 9:.1f} {y:.1f}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0Z", 4, fill=PAPER)
     listed = [(4 + 30 * i, *row) for i, row in enumerate(rows(bills))]
     for y, constant, name, value in sorted(listed, key=lambda row: row[1] == bills.changed):  # its thick edge on top
@@ -68,6 +68,12 @@ def draw(bills: Bills, pen: Svg) -> None:
         pen.text(762, y + 22, name)
         pen.text(1184, y + 22, value, anchor="end", bold=changed)
     _victim(bills, pen)
+
+
+def _label(pen: Svg, x: float, y: float, words: str) -> None:
+    """Words in the grey half; lines stop before them."""
+    pen.box(x - 2, y - 18, 13 * len(words) + 4, 22, SHARED_FILL, 1, stroke=SHARED_FILL)
+    pen.text(x, y, words, bold=True)
 
 
 def _strip(bills: Bills, pen: Svg) -> None:
@@ -81,9 +87,9 @@ def _strip(bills: Bills, pen: Svg) -> None:
             pen.text(x + w / 2, 302, "swap" if swaps else "recompute", anchor="middle")
         swaps = not swaps
     for tokens in borders(bills):
-        pen.box(_x(tokens) - 2, ONE, 4, 308 - ONE, INK, 1)
-        late = _x(tokens) > X1 - 90
-        pen.text(_x(tokens) + (-10 if late else 10), bottom - 32, f"{tokens:,}", 22, "end" if late else "start", bold=True)
+        x, words = _x(tokens), f"{tokens:,}"
+        pen.path(f"M{x:.1f} {ONE}V{bottom}", 4)
+        _label(pen, x - 14 - 13 * len(words) if x > X1 - 90 else x + 8, bottom - 34, words)
     if bills.policy:
         pen.text(X0 - 6, 334, "policy", anchor="end")
         width = (X1 - X0) / len(bills.policy)

@@ -21,7 +21,7 @@ LONGEST_SENTENCE = 140
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked on frame `step`, before the surprise; the answer is seen on frame `reveal`.
+    """What is asked on frame `step`, before the surprise; the answer is seen on frame `reveal`, -1 for the last.
 
     ask(state) -> (question, options): from the state on which it is asked, and no other: it cannot give anything away.
     answer(states) -> which option is right, 0 for the first. why(states) -> one sentence: the outcome and its reason.
