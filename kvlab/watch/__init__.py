@@ -6,8 +6,9 @@
     style, svg    what marks mean; the writer that draws them
     view          what a view is: events -> states -> pictures and sentences; scenarios and questions
     stage, books  scenarios over the real manager; the state of views that show blocks
+    lanes, bills  the state of views that show requests by step; that of crossover: prices and where they cross
     player        frames, question, still picture, page; player.js and player.css show them
-    pool, fork    the views
+    pool, fork    the views; crossover, preemption
 """
 
 from kvlab.watch.stage import probe

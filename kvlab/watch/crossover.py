@@ -177,10 +177,9 @@ def _why_pieces(states: Sequence[Bills]) -> str:
 
 def _ask_heads(bills: Bills) -> tuple[str, Sequence[str]]:
     ratio = bills.ratio()
-    return (f"Swapping is {ratio:.1f} times cheaper. Without grouped heads (GQA) the model has "
-            f"{bills.shape.num_attention_heads} KV heads. And then?"), (
-        f"still about {ratio:.1f} times", f"about {ratio / 2:.1f} times", "both cost about the same",
-        "recompute is far cheaper")  # fmt: skip
+    heads = bills.shape.num_attention_heads
+    return f"Swapping is {ratio:.1f} times cheaper. Without grouped heads (GQA) there are {heads} KV heads. And then?", (
+        f"still {ratio:.1f} times", f"{ratio / 2:.1f} times", "both cost the same", "recompute is far cheaper")
 
 
 def _answer_heads(states: Sequence[Bills]) -> int:

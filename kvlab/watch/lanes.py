@@ -19,15 +19,16 @@ WAITS = {"waiting": "w", "preempted": "x", "swapped": "s"}
 
 
 class Victim(NamedTuple):
-    """name gave way so that `needy` got blocks. lost: tokens whose K and V were dropped; 0 if they were swapped out.
+    """name gave way so that `needy` got blocks. lost: tokens whose K and V were dropped; None: they were swapped out.
 
-    reason: "last" of those who ran; "least", if it also had the fewest tokens to lose; "itself"; "" for any other.
+    reason: "last" of those who ran; "least", if it also had the fewest tokens to lose; "itself"; "priority", if needy
+    came in over its head; "" for any other.
     """
 
     name: str
     needy: str
     reason: str
-    lost: int
+    lost: int | None
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Lanes:
     swapped or finished. computed: request -> tokens with K and V. known: request -> tokens that ever had.
 
     held: blocks held in each step, while it computed. useful, again: tokens computed so far, for the first time and
-    once more. victims, entered, finished: of this step; entered: (request, tokens that it computes again).
+    once more. victims, entered, finished: of this step; entered: (request, tokens that it computes again; None if new).
     setting, reference: what a scenario says of itself, and another run to compare with.
     """
 
@@ -53,7 +54,7 @@ class Lanes:
     again: int = 0
     num_preemptions: int = 0
     victims: tuple[Victim, ...] = ()
-    entered: tuple[tuple[str, int], ...] = ()
+    entered: tuple[tuple[str, int | None], ...] = ()
     finished: tuple[str, ...] = ()
     setting: tuple = ()
     reference: tuple = ()
@@ -76,7 +77,7 @@ def after(old: Lanes, events: Sequence[Event]) -> Lanes:
     order, prompts, status = list(old.order), dict(old.prompts), dict(old.status)
     computed, known, letters = dict(old.computed), dict(old.known), {}
     victims: list[Victim] = []
-    entered: list[tuple[str, int]] = []
+    entered: list[tuple[str, int | None]] = []
     finished: list[str] = []
     told = {"setting": old.setting, "reference": old.reference, "error": ("",)}
     useful, again, late, num_held, num_blocks = old.useful, old.again, 0, 0, old.num_blocks
@@ -93,21 +94,25 @@ def after(old: Lanes, events: Sequence[Event]) -> Lanes:
             running = [one for one in order if status[one] == "running"]
             lost = computed.get(name, 0)
             reason = "least" if lost <= min(computed.get(one, 0) for one in running or [name]) else "last"
-            reason = "itself" if name == values[0] else reason if running[-1:] == [name] else ""
+            reason = reason if running[-1:] == [name] else ""
+            reason = "itself" if name == values[0] else "priority" if values[0] not in running else reason
             victims.append(Victim(name, values[0], reason, lost))
         elif kind == "preempt":
             status[name], letters[name] = values[0], "!"
             if values[0] == "swapped":
-                victims = [one._replace(lost=0) if one.name == name else one for one in victims]
+                victims = [one._replace(lost=None) if one.name == name else one for one in victims]
             else:
                 computed[name] = 0
         elif kind == "schedule":
             status[name] = "running"
             computed[name] = values[0]
-            entered.append((name, max(0, known.get(name, 0) - values[0])))
+            entered.append((name, max(0, known[name] - values[0]) if name in known else None))
         elif kind == "compute":
             computing = True
             for one, first, number in zip(values[::3], values[1::3], values[2::3], strict=True):
+                if one not in status:  # a fork of another
+                    order.append(one)
+                    status[one] = "running"
                 before = known.get(one, 0)
                 repeated = max(0, min(first + number, before) - first)
                 letters[one] = "r" if repeated else "p" if first < prompts.get(one, 0) else "d"
@@ -146,9 +151,11 @@ WHY = {"least": "the youngest who runs, with the least to lose", "last": "the yo
 
 def _gave_way(victim: Victim) -> str:
     name, needy, reason, lost = victim
-    then = f"{tokens(lost)} to compute again" if lost else "its K and V wait on the CPU"
+    then = "its K and V wait on the CPU" if lost is None else f"{tokens(lost)} to compute again"
     if reason == "itself":
         return f"{name} needs a block, none is free, and nobody younger runs: it gives way itself; {then}."
+    if reason == "priority":
+        return f"{needy} has a higher priority and finds no room. {name} gives way: {then}."
     why = WHY.get(reason, "whom the policy chose")
     return f"{needy} needs a block and none is free. {name} gives way, {why}: {then}."
 
@@ -164,12 +171,12 @@ def say(lanes: Lanes) -> str:
     if lanes.victims:
         names = listed([victim.name for victim in lanes.victims])
         return f"{lanes.victims[0].needy} needs a block and none is free; in this step {names} give way."[:140]
-    twice = [name for name, number in lanes.entered if number]
+    back = [name for name, number in lanes.entered if number is not None]
     free = lanes.num_blocks - lanes.held[-1]
     held = f"{lanes.held[-1]} of {lanes.num_blocks} blocks are held"
-    if twice:
-        lost = sum(number for _, number in lanes.entered)
-        return f"Back: {listed(twice)}, with {tokens(lost)} to compute again; {held}."
+    if back:
+        lost = sum(number or 0 for _, number in lanes.entered)
+        return f"Back: {listed(back)}, with {tokens(lost)} to compute again; {held}."
     if lanes.finished:
         return f"Done: {listed(lanes.finished)}; the blocks come free after this step, in which {held}."
     if lanes.entered:

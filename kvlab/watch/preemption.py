@@ -15,8 +15,9 @@ from kvlab.config import EngineConfig
 from kvlab.events import Event, Recorder
 from kvlab.parts import PartError, Parts
 from kvlab.sim import Arrival, ConstantCost, Simulator, Workload
+from kvlab.watch import lanes as by_step
 from kvlab.watch.books import listed
-from kvlab.watch.lanes import COLUMN, COLUMNS, KINDS, ROW, WHY, X0, Lanes, after, alt, draw_lane, draw_pool, say, shown
+from kvlab.watch.lanes import COLUMN, COLUMNS, LANES, ROW, WHY, X0, Lanes, shown
 from kvlab.watch.stage import probe
 from kvlab.watch.style import INK, PAPER
 from kvlab.watch.svg import Svg
@@ -80,20 +81,20 @@ def draw(lanes: Lanes, pen: Svg) -> None:
     rows = {name: 4 + ROW * i for i, name in enumerate(shown(lanes))}
     acting = {name for victim in lanes.victims for name in victim[:2]}
     for name, y in rows.items():
-        draw_lane(lanes, pen, name, y, first, name in acting)
+        by_step.draw_lane(lanes, pen, name, y, first, name in acting)
     x = X0 + COLUMN * (lanes.num_steps - first)
     for victim in lanes.victims:
         if victim.name != victim.needy and victim.name in rows and victim.needy in rows:
             pen.arrow(x + 12, rows[victim.needy] + 10, x + 12, rows[victim.name] + 10, 4)
-    draw_pool(lanes, pen, first)
+    by_step.draw_pool(lanes, pen, first)
     _figures(lanes, pen)
 
 
 def _figures(lanes: Lanes, pen: Svg) -> None:
     """What the run has cost so far, beside another run's whole."""
     x, columns = 808, (1028, 1184)
-    if lanes.setting:
-        pen.text(x, 24, lanes.setting[0], 22, bold=True)
+    drawn = f", {LANES} drawn" if len(lanes.order) > LANES else ""
+    pen.text(x, 24, lanes.setting[0] if lanes.setting else f"{len(lanes.order)} requests{drawn}", 22, bold=True)
     pen.text(columns[0], 58, "so far", anchor="end")
     other = lanes.reference[1:]
     if other:
@@ -162,7 +163,7 @@ def _why_victim(states: Sequence[Lanes]) -> str:
     name, _, reason, lost = now.victims[0]
     oldest = next(one for one in now.order if states[FULL].status[one] == "running")
     other = f"{oldest}, the oldest, would have had {states[FULL].computed[oldest]}"
-    return f"{name}, {WHY.get(reason, 'whom the policy chose')}: {lost} tokens to compute again. {other}."
+    return f"{name}, {WHY.get(reason, 'whom the policy chose')}: {lost or 0} tokens to compute again. {other}."
 
 
 def _ask_four(lanes: Lanes) -> tuple[str, Sequence[str]]:
@@ -209,11 +210,11 @@ VIEW = View(
     name="preemption",
     title="Preemption (抢占)",
     begin=Lanes(),
-    after=after,
+    after=by_step.after,
     draw=draw,
-    say=say,
-    alt=alt,
-    kinds=KINDS,
+    say=by_step.say,
+    alt=by_step.alt,
+    kinds=by_step.KINDS,
     legend="a lane: texture: its prompt; plain: one token a step; black: computed again. Grey: blocks held in a step",
     scenarios={
         "six": Scenario(_run(6, whoever, FOUR), Question(FULL, -1, *STEPS)),
