@@ -1,28 +1,31 @@
 """The state of the view crossover, and its words: what swapping and recomputing cost, where they cross (L33 5.4).
 
-A step that recomputes also reads all weights, which L33 5.4 leaves out: a floor, for a step that does nothing else.
-Beside others' decodes it is paid anyway (lab 09, exercise 5).
+A step that recomputes also reads all weights, which L33 5.4 leaves out: a floor for a step that does nothing else.
+Others' decodes pay it anyway; beside them, the bill is what their steps take longer (lab 09, after exercise 5).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from kvlab.costs import GPUCost, work_of_step
 from kvlab.costs.preemption import effective_bandwidth, recompute_seconds, swap_seconds
 from kvlab.events import Event
-from kvlab.primer import GPUS
+from kvlab.primer import GPU, GPUS
 from kvlab.sizing import KIB, ModelShape, model_shape
 
 LENGTHS = (64, 65_536)  # tokens: the ends of the axis
 LATENCY = 10e-6  # seconds of each copy besides its bytes: an estimate, as in lab 09
 OVERHEAD = f"{1e6 * LATENCY:g} µs"
 MEMORY_RATE = GPUS["H100"].bandwidth * 0.8  # bytes/s at which a step reads the weights: an estimate
+CHUNK, CONTEXT = 125, 500  # beside decodes: tokens recomputed a step; context of each decode, as in lab 09
 
 
 @dataclass(frozen=True)
 class Bills:
     """The constants. tokens: of the victim. block_size: of blocks copied layer by layer, K and V apart; 0: all at once.
 
+    decodes: of others, in the steps that recompute; 0: they do nothing else.
     found: percent still in the prefix cache on return. curve: all lengths are drawn, not the victim's alone.
     changed: what this step changed. before: as it was. policy: what a student's policy says, along the axis.
     """
@@ -32,6 +35,7 @@ class Bills:
     bandwidth: float = 32e9
     block_size: int = 0
     flops_rate: float = 500e12
+    decodes: int = 0
     found: float = 0
     tokens: int = 4000
     curve: bool = True
@@ -56,11 +60,25 @@ class Bills:
         return 2 * self.shape.num_layer_weights / MEMORY_RATE
 
     def seconds(self, tokens: int) -> tuple[float, float]:
-        """(to swap out and in, to recompute in a step of its own) a victim of so many tokens."""
+        """(to swap out and in, to recompute) a victim of so many tokens."""
         shape, found = self.shape, int(tokens * self.found / 100)
         swap = swap_seconds(tokens, shape.kv_bytes_per_token(), self.bandwidth, latency=LATENCY,
                             transfer_bytes=self.piece_bytes, found=found)  # fmt: skip
+        if self.decodes:
+            return swap, self._beside(tokens, found)
         return swap, max(self.floor, recompute_seconds(tokens, shape, self.flops_rate, found=found))
+
+    def _beside(self, tokens: int, found: int) -> float:
+        """Seconds by which steps of decodes take longer that recompute CHUNK tokens each."""
+        gpu = GPU(self.flops_rate, MEMORY_RATE, GPUS["H100"].memory, self.bandwidth)
+        cost = GPUCost(gpu=gpu, shape=self.shape, compute_efficiency=1, memory_efficiency=1, launch_seconds=0)
+        others, longer = [(1, CONTEXT)] * self.decodes, 0.0
+        alone = work_of_step(others)
+        for done in range(found, tokens, CHUNK):
+            new = min(CHUNK, tokens - done)
+            both = work_of_step([*others, (new, done)])._replace(num_logits=len(others))  # a chunk samples nothing
+            longer += cost.step_seconds(both) - cost.step_seconds(alone)
+        return longer
 
     @property
     def reached(self) -> float:
@@ -138,7 +156,10 @@ def _changed(bills: Bills, old: Bills) -> str:
         case "bandwidth":
             return f"{bills.bandwidth / 1e9:g} GB/s: swapping takes {_times(old.bandwidth, bills.bandwidth)} the time"
         case "flops_rate":
-            return f"{bills.flops_rate / 1e12:g} TFLOP/s: recomputing is quicker, except where it waits for the weights"
+            times = _times(old.flops_rate, bills.flops_rate)
+            return f"{bills.flops_rate / 1e12:g} TFLOP/s: recomputing takes {times} the time"
+        case "decodes":
+            return f"Beside {bills.decodes} decodes, which wait for memory, {CHUNK} tokens more a step cost little"
         case "kv_heads":
             return f"{bills.kv_heads} KV heads: {_times(bills.kv_heads, old.kv_heads)} the bytes to move"
         case "block_size" if bills.block_size:
@@ -172,7 +193,8 @@ def rows(bills: Bills) -> list[tuple[str, str, str]]:
         ("bandwidth", "link", f"{bills.bandwidth / 1e9:g} GB/s each way"),
         ("block_size", "copies", f"{copies}, +{OVERHEAD}"),
         ("flops_rate", "GPU", f"{bills.flops_rate / 1e12:g} TFLOP/s reached"),
-        ("floor", "a step", f"≥ {1e3 * bills.floor:.1f} ms, for weights"),
+        ("decodes", "a step", f"{CHUNK} beside {bills.decodes} decodes" if bills.decodes
+                              else f"alone; weights: {1e3 * bills.floor:.1f} ms"),
         ("found", "found", f"{bills.found:g}% on return"),
     ]  # fmt: skip
 

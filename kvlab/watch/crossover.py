@@ -46,20 +46,21 @@ def draw(bills: Bills, pen: Svg) -> None:
     pen.box(X0, top, X1 - X0, ONE - top)
     pen.box(X0, ONE, X1 - X0, bottom - ONE, SHARED_FILL)
     pen.text((X0 + X1) / 2, top + 24, "swap is cheaper", anchor="middle", bold=True)
-    for power, words in ((4, "16+"), (2, "4"), (0, "1"), (-2, "1/4")):
-        pen.text(X0 - 10, ONE - OCTAVE * power + 7 + 7 * (power == 4), words, anchor="end", bold=power == 0)
+    for ratio, lower, words in ((16, 14, "16+"), (4, 7, "4"), (1, 7, "1"), (1 / 4, 4, "1/4"), (1 / 8, 4, "1/8")):
+        pen.text(X0 - 10, _y(ratio) + lower, words, anchor="end", bold=ratio == 1)
     for tokens, words in ((64, "64"), (256, "256"), (1024, "1K"), (4096, "4K"), (16384, "16K"), (65536, "64K")):
         pen.path(f"M{_x(tokens):.1f} {bottom}v6")
         pen.text(_x(tokens), bottom + 25, words, anchor="end" if tokens == LENGTHS[1] else "middle")
     pen.path(f"M{X0} {ONE}H{X1}", 5)
-    if bills.curve:
-        if bills.before and bills.before.curve:
-            pen.path(_line(bills.before), 3, QUIET)
-        pen.path(_line(bills), 6)
-        _strip(bills, pen)
     x, y = _x(bills.tokens), _y(bills.ratio())
     pen.path(f"M{x:.1f} {bottom}V{y + 9:.1f}", 2)
-    _label(pen, (X0 + X1) / 2 - 126, bottom - 8, "recompute is cheaper")
+    if bills.curve:
+        _strip(bills, pen)
+    _label(pen, X0 + 8, bottom - 16, "recompute is cheaper")
+    if bills.curve and bills.before and bills.before.curve:
+        pen.path(_line(bills.before), 3, QUIET)
+    if bills.curve:
+        pen.path(_line(bills), 6)
     pen.path(f"M{x - 9:.1f} {y:.1f}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0Z", 4, fill=PAPER)
     listed = [(4 + 30 * i, *row) for i, row in enumerate(rows(bills))]
     for y, constant, name, value in sorted(listed, key=lambda row: row[1] == bills.changed):  # its thick edge on top
@@ -89,7 +90,10 @@ def _strip(bills: Bills, pen: Svg) -> None:
     for tokens in borders(bills):
         x, words = _x(tokens), f"{tokens:,}"
         pen.path(f"M{x:.1f} {ONE}V{bottom}", 4)
-        _label(pen, x - 14 - 13 * len(words) if x > X1 - 90 else x + 8, bottom - 34, words)
+        if x > X1 - 90:
+            _label(pen, x - 14 - 13 * len(words), bottom - 8, words)
+        else:
+            _label(pen, x + 8, bottom - 40, words)
     if bills.policy:
         pen.text(X0 - 6, 334, "policy", anchor="end")
         width = (X1 - X0) / len(bills.policy)
@@ -177,8 +181,8 @@ def _why_pieces(states: Sequence[Bills]) -> str:
 
 def _ask_heads(bills: Bills) -> tuple[str, Sequence[str]]:
     ratio = bills.ratio()
-    heads = bills.shape.num_attention_heads
-    return f"Swapping is {ratio:.1f} times cheaper. Without grouped heads (GQA) there are {heads} KV heads. And then?", (
+    heads = f"there are {bills.shape.num_attention_heads} KV heads, not {bills.kv_heads}"
+    return f"Swapping is {ratio:.1f} times cheaper. Without grouped heads (GQA) {heads}: and then?", (
         f"still {ratio:.1f} times", f"{ratio / 2:.1f} times", "both cost the same", "recompute is far cheaper")
 
 
@@ -223,11 +227,11 @@ VIEW = View(
     legend="thick line and dot: now; thin: the frame before; grey: recompute is cheaper; thick box: what changed",
     scenarios={
         "length": Scenario(
-            _run([("curve", True), ("tokens", 256), ("tokens", 32_768), ("flops_rate", 1e15)], curve=False),
+            _run([("curve", True), ("tokens", 32_768), ("tokens", 256), ("decodes", 64)], curve=False),
             Question(0, 1, _which("So far one victim is drawn, the ring. Now all lengths."), **_where(1)),
         ),
         "link": Scenario(
-            _run([("bandwidth", 16e9), ("bandwidth", 8e9), ("bandwidth", 4e9)]),
+            _run([("bandwidth", 16e9), ("bandwidth", 8e9), ("bandwidth", 4e9), ("flops_rate", 125e12)]),
             Question(1, 2, _which("The link becomes slower again, from 16 to 8 GB/s."), **_where(2)),
         ),
         "pieces": Scenario(

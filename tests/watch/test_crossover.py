@@ -2,13 +2,14 @@
 
 import pytest
 
+from kvlab.costs import GPUCost, work_of_step
 from kvlab.costs.preemption import crossover_bandwidth, recompute_seconds, swap_seconds
 from kvlab.events import Recorder
 from kvlab.parts import Parts
-from kvlab.primer import GPUS
+from kvlab.primer import GPU, GPUS
 from kvlab.sizing import model_shape
 from kvlab.watch import views
-from kvlab.watch.bills import LENGTHS, Bills, after, borders, where
+from kvlab.watch.bills import LENGTHS, MEMORY_RATE, Bills, after, borders, where
 from kvlab.watch.view import states_of
 
 SCENARIOS = ("length", "link", "pieces", "heads", "found")
@@ -37,8 +38,8 @@ def test_the_borders_are_where_the_bills_cross(bandwidth):
 @pytest.mark.parametrize(
     ("scenario", "right", "crossings"),
     [
-        ("length", "none of them", [(), (), (), (), ()]),
-        ("link", "those in the middle", [(), (), (159, 9256), (80,)]),
+        ("length", "none of them", [(), (), (), (), (30_871,)]),
+        ("link", "those in the middle", [(), (), (159, 9256), (80,), ()]),
         ("pieces", "recompute", [(), (), (185, 523), (), ()]),
         ("heads", "both cost the same", [(), (177, 3120), (), ()]),
         ("found", "recompute", [(), (1151, 17_211), (), (1206, 56_821)]),
@@ -67,11 +68,24 @@ def test_without_floor_and_pairs_the_border_is_the_law_of_the_textbook():
     assert Bills(bandwidth=1.05 * law).ratio(2000) > 1 > Bills(bandwidth=0.9 * law).ratio(2000)
 
 
+def test_beside_decodes_it_is_what_the_simulator_prices():
+    """As lab 09 does after its exercise 5; its H100 has other efficiencies."""
+    cost = GPUCost(gpu=GPU(500e12, MEMORY_RATE, 80e9), shape=model_shape("Llama-3-8B"), compute_efficiency=1,
+                   memory_efficiency=1, launch_seconds=0)  # fmt: skip
+    others = [(1, 500)] * 64
+    longer = sum(
+        cost.step_seconds(work_of_step([*others, (125, done)])) - cost.step_seconds(work_of_step(others))
+        for done in range(0, 1000, 125)
+    )
+    _, beside = Bills(decodes=64).seconds(1000)
+    assert beside == pytest.approx(longer, rel=0.1) and beside < Bills().seconds(1000)[0] / 5  # no row of logits
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_each_frame_changes_one_constant_and_says_which(scenario):
     player = views.crossover(scenario)
     for old, now in zip(player.states, player.states[1:], strict=False):
-        fields = ("model", "kv_heads", "bandwidth", "block_size", "flops_rate", "found", "tokens", "curve")
+        fields = ("model", "kv_heads", "bandwidth", "block_size", "flops_rate", "found", "decodes", "tokens", "curve")
         assert [name for name in fields if getattr(old, name) != getattr(now, name)] == [now.changed]
         assert now.before.ratio() == old.ratio()
 
