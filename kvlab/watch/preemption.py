@@ -137,8 +137,9 @@ def _answer_steps(states: Sequence[Lanes]) -> int:
 
 def _why_steps(states: Sequence[Lanes]) -> str:
     end, (name, steps, _, again, _) = states[-1], states[-1].reference
-    told = f"{end.num_steps} steps, with {name} {steps}. {end.num_preemptions} times somebody gave way"
-    return f"{told}: {end.again} tokens were computed again, not {again}."
+    limit = ("memory is the limit, not seats", "some end early and leave room")[_answer_steps(states) < 2]
+    cost = f"{end.num_preemptions} times somebody gave way, {end.again} tokens were computed again, not {again}"
+    return f"{end.num_steps} steps, with {name} {steps}: {limit}. {cost}."
 
 
 def _ask_victim(lanes: Lanes) -> tuple[str, Sequence[str]]:
@@ -181,7 +182,9 @@ def _answer_four(states: Sequence[Lanes]) -> int:
 def _why_four(states: Sequence[Lanes]) -> str:
     end = states[-1]
     held = f"at most {max(end.held)} of {end.num_blocks} blocks were held"
-    return f"{end.num_preemptions} gave way; {held}. A pool that is nearly full is a pool well used."
+    if end.num_preemptions:
+        return f"{end.num_preemptions} times somebody gave way; {held}."
+    return f"Nobody; {held}. Four requests of at most {end.setting[1]} blocks cannot need more than there are."
 
 
 def _ask_more(lanes: Lanes) -> tuple[str, Sequence[str]]:

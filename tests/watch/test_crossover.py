@@ -1,5 +1,7 @@
 """Swap or recompute: where the two cross, by kvlab.costs and by an oracle of its own; one constant a frame."""
 
+from pathlib import Path
+
 import pytest
 
 from kvlab.costs import GPUCost, work_of_step
@@ -127,3 +129,20 @@ def test_a_policy_that_fails_says_so():
 def test_a_run_of_an_engine_has_no_prices():
     with pytest.raises(ValueError, match="constant.*prices and no run"):
         views.crossover(trace=Recorder().events() or [*views.pool().view.scenarios["tight"].play(0, Parts())])
+
+
+def test_the_figures_of_the_page_on_demonstrations_are_those_of_the_view():
+    page = " ".join((Path(__file__).parents[2] / "docs" / "demos.md").read_text(encoding="utf-8").split())
+    runs = {name: views.crossover(name) for name in SCENARIOS}
+    pieces, link = runs["pieces"].states, runs["link"].states
+    for said in (
+        "{:.0f} ms against {:.0f} ms for 4,000".format(*(1e3 * seconds for seconds in Bills().seconds(4000))),
+        f"the weights are read ({1e3 * Bills().floor:.1f} ms)",
+        f"cheaper up to {borders(runs['length'].states[-1])[0]:,} tokens",
+        "from {} to {:,} tokens".format(*borders(link[2])),
+        f"at 4 GB/s from {borders(link[3])[0]} on",
+        f"32 GB/s become {pieces[1].reached / 1e9:.1f}",
+        f"tokens {pieces[2].reached / 1e9:.1f}, with 256 tokens {pieces[3].reached / 1e9:.1f} GB/s",
+        runs["found"].answer()[1].split(":")[0].replace("Recomputing", "recomputing"),
+    ):
+        assert said in page

@@ -1,5 +1,7 @@
 """The replay of preemption: its figures are the scheduler's own, its reasons are true, and six seats gain nothing."""
 
+from pathlib import Path
+
 import pytest
 
 from kvlab.config import EngineConfig
@@ -181,3 +183,19 @@ def test_a_model_is_watched_and_a_trace_without_probes_is_told_what_is_missing()
     end = player.states[-1]
     assert end.num_preemptions > 0 and end.again > 0 and end.num_blocks == 9 and max(end.held) == 9
     assert any("gives way" in frame.say for frame in player.frames) and not end.reference
+
+
+def test_the_figures_of_the_page_on_demonstrations_are_those_of_the_views():
+    page = " ".join((Path(__file__).parents[2] / "docs" / "demos.md").read_text(encoding="utf-8").split())
+    six, mark, mixed = (views.preemption(name).states[-1] for name in ("six", "watermark", "mixed"))
+    victim = views.preemption("victim").states[FULL + 1].victims[0]
+    for said in (
+        f"take {six.reference[1]} steps for all",
+        f"**The answer.** {six.num_steps}. ",
+        f"{six.num_preemptions} times somebody gives way, and {six.again} tokens are computed again: {six.tokens} for",
+        f"{victim.lost} tokens to compute again, where",
+        f"{mark.num_preemptions} give way, not {mark.reference[4]}; {mark.again} tokens again, not {mark.reference[3]}",
+        f"{mixed.num_steps} steps for {mixed.reference[1]}",
+        f"{mixed.again} tokens are computed again. More",
+    ):
+        assert said in page
