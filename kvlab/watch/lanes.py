@@ -177,6 +177,8 @@ def say(lanes: Lanes) -> str:
     if back:
         lost = sum(number or 0 for _, number in lanes.entered)
         return f"Back: {listed(back)}, with {tokens(lost)} to compute again; {held}."
+    if set(lanes.status.values()) == {"finished"}:
+        return f"All are done after {lanes.num_steps} steps: {tokens(lanes.tokens)} computed, {lanes.again} of them again."
     if lanes.finished:
         return f"Done: {listed(lanes.finished)}; the blocks come free after this step, in which {held}."
     if lanes.entered:
