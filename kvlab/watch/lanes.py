@@ -178,7 +178,8 @@ def say(lanes: Lanes) -> str:
         lost = sum(number or 0 for _, number in lanes.entered)
         return f"Back: {listed(back)}, with {tokens(lost)} to compute again; {held}."
     if set(lanes.status.values()) == {"finished"}:
-        return f"All are done after {lanes.num_steps} steps: {tokens(lanes.tokens)} computed, {lanes.again} of them again."
+        computed = f"{tokens(lanes.tokens)} computed, {lanes.again} of them again"
+        return f"All are done after {lanes.num_steps} steps: {computed}."
     if lanes.finished:
         return f"Done: {listed(lanes.finished)}; the blocks come free after this step, in which {held}."
     if lanes.entered:
