@@ -6,8 +6,8 @@ A layer holds `recorder: Recorder | None` and emits only when there is one, so a
 watches pays one `is not None` test a call. One event carries a whole batch of block ids, never one each.
 
 kinds: block layer    alloc, free, touch, copy, publish, evict, swap_out, swap_in   (values: block ids)
-       request layer  add, schedule, preempt, finish, fork                          (values: see emitters)
-       step layer     step_begin, step_end
+       request layer  add, schedule, victim, preempt, finish, fork                  (values: see emitters)
+       step layer     step_begin, compute, step_end     (compute: request id, first position, number of tokens, of each)
 """
 
 import json

@@ -151,7 +151,7 @@ class Admission(Pressure):
         num_free = self._num_available(request, lower=lower)
         if not (self._has_seat(request, load) and self._has_room(request, [], load, num_free)):
             return False
-        self._preempt_whole(max(lower, key=lambda other: other.sort_key), scheduled, output)
+        self._preempt_whole(max(lower, key=lambda other: other.sort_key), request, scheduled, output)
         return True
 
     def _enter(self, request: Request, computed: int, num_hit_tokens: int) -> None:

@@ -31,8 +31,10 @@ class Pressure(StepOutcome):
             raise ValueError(f"choose_victim returned {victim!r}, which is not running: return one of those given")
         return victim
 
-    def _preempt_whole(self, victim: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
-        """Preempt `victim`, and with a beam its whole group."""
+    def _preempt_whole(self, victim: Request, needy: Request, scheduled: Scheduled, output: SchedulerOutput) -> None:
+        """Preempt `victim`, and with a beam its whole group, because `needy` found no room."""
+        if self.recorder is not None:
+            self.recorder.emit("victim", victim.request_id, (needy.request_id,))
         for request in whole.companions(victim):
             self._preempt(request, scheduled, output)
 

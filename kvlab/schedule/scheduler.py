@@ -96,6 +96,9 @@ class Scheduler(Admission):
         output.block_ops = self.manager.take_block_ops()
         output.finished, self._finished_ids = self._finished_ids, []
         self._count(output)
+        if self.recorder is not None:
+            rows = [(request.request_id, request.num_computed_tokens, n) for request, n in output.scheduled]
+            self.recorder.emit("compute", None, [value for row in rows for value in row])
         return output
 
     def _schedule_running(self, output: SchedulerOutput) -> Scheduled:
@@ -119,7 +122,7 @@ class Scheduler(Admission):
                     continue
                 # The first call is all that nearly every decode needs; the second asks idle branches for their blocks.
                 if allocate_slots(request, num_tokens) is None and not self._allocate(request, num_tokens):
-                    self._preempt_whole(self._choose_victim(request), scheduled, output)
+                    self._preempt_whole(self._choose_victim(request), request, scheduled, output)
                     # A victim gives its tokens back, so the rest of the step is planned anew.
                     todo = [r for r in todo[todo.index(request) :] if r.status is RequestStatus.RUNNING]
                     break

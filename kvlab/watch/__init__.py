@@ -6,9 +6,10 @@
     style, svg    what marks mean; the writer that draws them
     view          what a view is: events -> states -> pictures and sentences; scenarios and questions
     stage, books  scenarios over the real manager; the state of views that show blocks
+    lanes, bills  the state of views that show requests by step; that of crossover: prices and where they cross
     player        frames, question, still picture, page; player.js and player.css show them
-    pool, fork    the views
     prefix        a view; prefix_picture draws it, twins has its stage and its state
+    pool, fork, crossover, preemption    the other views
 """
 
 from kvlab.watch.stage import probe

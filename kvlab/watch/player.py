@@ -11,6 +11,7 @@ with the others, so that the answer needs no kernel; they are not in the page be
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -37,8 +38,10 @@ class Player:
         self.states = states_of(view, events)
         if not self.states:
             raise ValueError("there are no events, so there is nothing to see: record a run first")
-        self.question = question if question is not None and question.reveal < len(self.states) else None
         last = len(self.states) - 1
+        if question is not None and question.reveal < 0:
+            question = replace(question, reveal=last)
+        self.question = question if question is not None and question.step < question.reveal <= last else None
         if step is not None and not 0 <= step <= last:
             raise ValueError(f"step is {step}: this run has frames 0 to {last}")
         asked = self.question.step if self.question else 0

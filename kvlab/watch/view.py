@@ -21,7 +21,7 @@ LONGEST_SENTENCE = 140
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked on frame `step`, before the surprise; the answer is seen on frame `reveal`.
+    """What is asked on frame `step`, before the surprise; the answer is seen on frame `reveal`, -1 for the last.
 
     ask(state) -> (question, options): from the state on which it is asked, and no other: it cannot give anything away.
     answer(states) -> which option is right, 0 for the first. why(states) -> one sentence: the outcome and its reason.
@@ -46,7 +46,8 @@ class Scenario:
 class View:
     """begin: the state before all events. after(state, events of one step) -> the next state; changes nothing.
     draw(state, pen), say(state) and alt(state): the picture, the sentence of the step, the picture in words.
-    kinds: the kinds of events without which there is nothing to see. legend: what marks mean, in a line."""
+    kinds: the kinds of events without which there is nothing to see. remedy: what to do if a trace has none of them.
+    legend: what marks mean, in a line."""
 
     name: str
     title: str
@@ -57,6 +58,7 @@ class View:
     alt: Callable[[State], str]
     scenarios: Mapping[str, Scenario]
     kinds: frozenset[str] = frozenset()
+    remedy: str = "call kvlab.watch.probe(manager, recorder) after each step while recording"
     legend: str = ""
 
 
@@ -91,6 +93,6 @@ def read_trace(view: View, trace: str | Path | Recorder | Iterable[Event]) -> li
     if missing:
         raise ValueError(
             f"the trace has no events of kind {', '.join(sorted(missing))}, which the view {view.name!r} draws: "
-            f"call kvlab.watch.probe(manager, recorder) after each step while recording"
+            f"{view.remedy}"
         )
     return events

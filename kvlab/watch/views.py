@@ -13,7 +13,7 @@ from kvlab.parts import Parts
 from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
-NAMES = ("pool", "fork", "prefix")  # each is a module of kvlab.watch with a VIEW
+NAMES = ("pool", "fork", "prefix", "crossover", "preemption")  # each is a module of kvlab.watch with a VIEW
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -55,3 +55,13 @@ def fork(scenario: str | None = None, **options) -> Player:
 def prefix(scenario: str | None = None, **options) -> Player:
     """View 5: radix tree and hash chain. Scenarios "first_or_last", "time_first", "time_last", "split", "evict"."""
     return show("prefix", scenario, **options)
+
+
+def crossover(scenario: str | None = None, **options) -> Player:
+    """View 8a: swap or recompute. Scenarios "length", "link", "pieces", "heads", "found"; options as for `show`."""
+    return show("crossover", scenario, **options)
+
+
+def preemption(scenario: str | None = None, **options) -> Player:
+    """View 8b: preemption, replayed. Scenarios "six", "victim", "four", "watermark", "mixed"; options as for `show`."""
+    return show("preemption", scenario, **options)

@@ -19,9 +19,11 @@ def test_the_events_of_a_small_run():
         (1, "step_begin", None, ()),
         (1, "alloc", None, (1, 2)),
         (1, "schedule", "a", (0,)),
+        (1, "compute", None, ("a", 0, 5)),
         (1, "publish", "a", (1,)),
         (1, "step_end", None, (5,)),
         (2, "step_begin", None, ()),
+        (2, "compute", None, ("a", 5, 1)),
         (2, "free", None, (2, 1)),
         (2, "finish", "a", ("length", 2)),
         (2, "step_end", None, (1,)),
@@ -50,6 +52,7 @@ def test_preemption_by_swap_is_told_with_its_blocks():
         core.add_request(request(name, [ord(name)] * 4, max_tokens=6))
     run(core)
     assert [(e.request_id, e.values) for e in recorder.events("preempt")] == [("b", ("swapped",))]
+    assert [(e.request_id, e.values) for e in recorder.events("victim")] == [("b", ("a",))]
     [out], [back] = recorder.events("swap_out"), recorder.events("swap_in")
     assert out.request_id == back.request_id == "b" and len(out.values) == len(back.values) == 2
 
