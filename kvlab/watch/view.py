@@ -46,7 +46,8 @@ class Scenario:
 class View:
     """begin: the state before all events. after(state, events of one step) -> the next state; changes nothing.
     draw(state, pen), say(state) and alt(state): the picture, the sentence of the step, the picture in words.
-    kinds: the kinds of events without which there is nothing to see. legend: what marks mean, in a line."""
+    kinds: the kinds of events without which there is nothing to see. legend: what marks mean, in a line.
+    record: how to get such events, for those who hand in a trace without them."""
 
     name: str
     title: str
@@ -58,6 +59,7 @@ class View:
     scenarios: Mapping[str, Scenario]
     kinds: frozenset[str] = frozenset()
     legend: str = ""
+    record: str = "call kvlab.watch.probe(manager, recorder) after each step while recording"
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,6 @@ def read_trace(view: View, trace: str | Path | Recorder | Iterable[Event]) -> li
     if missing:
         raise ValueError(
             f"the trace has no events of kind {', '.join(sorted(missing))}, which the view {view.name!r} draws: "
-            f"call kvlab.watch.probe(manager, recorder) after each step while recording"
+            f"{view.record}"
         )
     return events

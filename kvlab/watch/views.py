@@ -13,7 +13,7 @@ from kvlab.parts import Parts
 from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
-NAMES = ("pool", "fork")  # each is a module of kvlab.watch with a VIEW
+NAMES = ("pool", "fork", "strip")  # each is a module of kvlab.watch with a VIEW
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -50,3 +50,8 @@ def pool(scenario: str | None = None, **options) -> Player:
 def fork(scenario: str | None = None, **options) -> Player:
     """View 4: fork and copy-on-write. Scenarios "half_full" and "full"; options as for `show`."""
     return show("fork", scenario, **options)
+
+
+def strip(scenario: str | None = None, **options) -> Player:
+    """View 1: the memory strip. Scenarios "longest" and "exact"; options as for `show`."""
+    return show("strip", scenario, **options)

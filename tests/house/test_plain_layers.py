@@ -32,6 +32,7 @@ PLAIN = [
     "kvlab.watch.views",
     "kvlab.watch.pool",
     "kvlab.watch.fork",
+    "kvlab.watch.strip",
     "kvlab.doctor",
     "kvlab.cli",
     "kvlab_kernels",
