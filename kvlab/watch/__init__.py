@@ -7,7 +7,7 @@
     view          what a view is: events -> states -> pictures and sentences; scenarios and questions
     stage, books  scenarios over the real manager; the state of views that show blocks
     player        frames, question, still picture, page; player.js and player.css show them
-    pool, fork, strip    the views
+    pool, fork, strip, address    the views
 """
 
 from kvlab.watch.stage import probe

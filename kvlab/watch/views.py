@@ -13,7 +13,7 @@ from kvlab.parts import Parts
 from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
-NAMES = ("pool", "fork", "strip")  # each is a module of kvlab.watch with a VIEW
+NAMES = ("pool", "fork", "strip", "address")  # each is a module of kvlab.watch with a VIEW
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -55,3 +55,8 @@ def fork(scenario: str | None = None, **options) -> Player:
 def strip(scenario: str | None = None, **options) -> Player:
     """View 1: the memory strip. Scenarios "longest" and "exact"; options as for `show`."""
     return show("strip", scenario, **options)
+
+
+def address(scenario: str | None = None, **options) -> Player:
+    """View 3: the address explorer. Scenarios "scattered" and "wrong"; options as for `show`."""
+    return show("address", scenario, **options)

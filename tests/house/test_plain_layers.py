@@ -33,6 +33,7 @@ PLAIN = [
     "kvlab.watch.pool",
     "kvlab.watch.fork",
     "kvlab.watch.strip",
+    "kvlab.watch.address",
     "kvlab.doctor",
     "kvlab.cli",
     "kvlab_kernels",
