@@ -9,7 +9,7 @@
     lanes, bills  the state of views that show requests by step; that of crossover: prices and where they cross
     player        frames, question, still picture, page; player.js and player.css show them
     prefix        a view; prefix_picture draws it, twins has its stage and its state
-    pool, fork, crossover, preemption    the other views
+    pool, fork, strip, address, crossover, preemption    the other views
 """
 
 from kvlab.watch.stage import probe

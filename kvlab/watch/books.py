@@ -52,6 +52,8 @@ def after(books: Books, events: Sequence[Event]) -> Books:
             move = event
         if kind == "stage":
             size = values[1]
+        elif kind == "block_size":
+            size = values[0]
         elif kind == "alloc":
             new += values
             words.update({block_id: [""] * size for block_id in values})

@@ -4,8 +4,9 @@
     stage.write("A", ["my", "dog"])    stage.fork("A", "BC")    stage.finish("B")    ->    stage.recorder.events()
 
 probe(manager, recorder) adds to the stream what the books say at that moment, read from the structures themselves, a
-student's too: `table` of each request, `refs` (the count of each block), `queue` (free blocks in their order); with
-prefix caching `index` (its block size), `names` (block id, name, ... of what it finds), and each `edge` of a tree.
+student's too: `block_size`, the `table` of each request, `refs` (the count of each block), `queue` (free blocks in
+their order); with prefix caching `index` (its block size), `names` (block id, name, ... of what it finds), and each
+`edge` of a tree.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ def probe(manager, recorder: Recorder) -> None:
     for request_id, table in manager.req_to_blocks.items():
         recorder.emit("table", request_id, [block.block_id for block in table])
     pool = manager.block_pool
+    recorder.emit("block_size", None, [manager.block_size])
     recorder.emit("refs", None, [block.ref_cnt for block in pool.blocks])
     recorder.emit("queue", None, [block.block_id for block in pool.free_block_queue.get_all_free_blocks()])
     if manager.enable_caching:
@@ -72,15 +74,15 @@ class Stage:
         self.block_size = block_size
         self.requests: dict[str, Request] = {}
         self.failed = False
-        self._move("stage", None, [num_blocks, block_size], lambda: None)
+        self.move("stage", None, [num_blocks, block_size], lambda: None)
 
-    def _move(self, kind: str, name: str | None, values: Iterable, move: Callable[[], None]) -> None:
+    def move(self, kind: str, name: str | None, values: Iterable, act: Callable[[], None]) -> None:
         """One frame: what is tried, what the layers report of it, and the books after it."""
         if self.failed:
             return
         self.recorder.emit(kind, name, values)
         try:
-            move()
+            act()
             self._probe()
         except PartError as error:  # a student's part: its last frame says what went wrong, and the play is over
             self.failed = True
@@ -92,7 +94,7 @@ class Stage:
 
     def write(self, name: str, words: Sequence[str]) -> None:
         """`name` computes K/V for `words` behind what it has; it is made if it is new."""
-        self._move("write", name, words, lambda: self._write(name, words))
+        self.move("write", name, words, lambda: self._write(name, words))
 
     def _write(self, name: str, words: Sequence[str]) -> None:
         request = self.requests.setdefault(name, Request(name, [0]))
@@ -107,7 +109,7 @@ class Stage:
 
     def fork(self, parent: str, children: str) -> None:
         """A request for each letter of `children` shares all that `parent` has."""
-        self._move("fork_all", parent, list(children), lambda: self._fork(parent, children))
+        self.move("fork_all", parent, list(children), lambda: self._fork(parent, children))
 
     def _fork(self, parent: str, children: str) -> None:
         for child in children:
@@ -115,4 +117,4 @@ class Stage:
             self.manager.fork(self.requests[parent], self.requests[child])
 
     def finish(self, name: str) -> None:
-        self._move("finish", name, [], lambda: self.manager.free(self.requests.pop(name)))
+        self.move("finish", name, [], lambda: self.manager.free(self.requests.pop(name)))

@@ -36,7 +36,7 @@ class Twins(Stage):
         self.words = sorted({word for words in prompts.values() for word in words})  # a token is a place in this list
         chain = parts | Parts(prefix_index=HashChainIndex) if is_tree else parts
         super().__init__(num_blocks, block_size, chain, caching=True)
-        self._move("coming", None, prompts, self._announce)
+        self.move("coming", None, prompts, self._announce)
 
     def _announce(self) -> None:
         for name, words in self.prompts.items():
@@ -49,7 +49,7 @@ class Twins(Stage):
 
     def prompt(self, name: str) -> None:
         """The prompt of `name` comes: what is cached is found, the rest is computed and published."""
-        self._move("prompt", name, self.prompts[name], lambda: self._prompt(name))
+        self.move("prompt", name, self.prompts[name], lambda: self._prompt(name))
 
     def _prompt(self, name: str) -> None:
         tokens = [self.words.index(word) for word in self.prompts[name]]
@@ -63,7 +63,7 @@ class Twins(Stage):
             self.recorder.emit("match", name, [side, found, *(block.block_id for block in hits)])
 
     def finish(self, name: str) -> None:
-        self._move("finish", name, [], lambda: [side.free(Request(name, [0])) for side in (self.manager, self.tree)])
+        self.move("finish", name, [], lambda: [side.free(Request(name, [0])) for side in (self.manager, self.tree)])
 
 
 class Place(NamedTuple):

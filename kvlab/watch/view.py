@@ -47,7 +47,7 @@ class View:
     """begin: the state before all events. after(state, events of one step) -> the next state; changes nothing.
     draw(state, pen), say(state) and alt(state): the picture, the sentence of the step, the picture in words.
     kinds: the kinds of events without which there is nothing to see. remedy: what to do if a trace has none of them.
-    legend: what marks mean, in a line."""
+    legend: what marks mean, in a line. takes_parts: can a student's part change what is seen?"""
 
     name: str
     title: str
@@ -60,6 +60,7 @@ class View:
     kinds: frozenset[str] = frozenset()
     remedy: str = "call kvlab.watch.probe(manager, recorder) after each step while recording"
     legend: str = ""
+    takes_parts: bool = True
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from kvlab.parts import Parts
 from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
-NAMES = ("pool", "fork", "prefix", "crossover", "preemption")  # each is a module of kvlab.watch with a VIEW
+# Each is a module of kvlab.watch with a VIEW.
+NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address")
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -28,6 +29,8 @@ def show(name: str, scenario: str | None = None, seed: int = 0, step: int | None
         if scenario is not None or parts is not None:
             raise ValueError("a trace is a run that has happened: it takes neither a scenario nor parts")
         return Player(view, read_trace(view, trace), step=step, line=f"views.{name}(trace=...)", projector=projector)
+    if parts is not None and not view.takes_parts:
+        raise ValueError(f"the view {name!r} shows no structure that a part could replace: leave parts= out")
     scenario = scenario or next(iter(view.scenarios))
     if scenario not in view.scenarios:
         raise ValueError(f"{name} has no scenario {scenario!r}: take one of {', '.join(view.scenarios)}")
@@ -65,3 +68,13 @@ def crossover(scenario: str | None = None, **options) -> Player:
 def preemption(scenario: str | None = None, **options) -> Player:
     """View 8b: preemption, replayed. Scenarios "six", "victim", "four", "watermark", "mixed"; options as for `show`."""
     return show("preemption", scenario, **options)
+
+
+def strip(scenario: str | None = None, **options) -> Player:
+    """View 1: the memory strip. Scenarios "longest" and "exact"; options as for `show`."""
+    return show("strip", scenario, **options)
+
+
+def address(scenario: str | None = None, **options) -> Player:
+    """View 3: the address explorer. Scenarios "scattered" and "wrong"; options as for `show`."""
+    return show("address", scenario, **options)

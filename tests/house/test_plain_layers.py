@@ -33,6 +33,8 @@ PLAIN = [
     "kvlab.watch.pool",
     "kvlab.watch.fork",
     "kvlab.watch.prefix",
+    "kvlab.watch.strip",
+    "kvlab.watch.address",
     "kvlab.doctor",
     "kvlab.cli",
     "kvlab_kernels",

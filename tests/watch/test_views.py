@@ -219,7 +219,7 @@ def test_what_cannot_be_shown_is_told_with_the_remedy():
         views.pool("defragmented")
     with pytest.raises(ValueError, match="0 to 14"):
         views.pool("fragmented", step=99)
-    with pytest.raises(ValueError, match="pool, fork"):
+    with pytest.raises(ValueError, match="pool, fork, prefix"):
         views.show("radix")
 
 
