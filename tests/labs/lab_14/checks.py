@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from math import ceil, floor
 
 from hypothesis import strategies as st
 
@@ -217,6 +218,9 @@ class DetokenizerExercise(Exercise):
         if got == "" and expected:
             if op[2]:
                 return say("final: nothing more will come, so all that is held has to go out now.")
+            if expected.isspace():
+                return say("A space is lost. What a token decodes to may depend on what stands before it: decode it together "
+                           "with the token before.")  # fmt: skip
             return say("All that has come is whole by now, and can be shown: nothing may wait without need.")
         if got.replace(" ", "") == expected.replace(" ", ""):
             return say("A space is lost or doubled. What a token decodes to may depend on what stands before it: decode it "
@@ -294,6 +298,10 @@ class StopCheckerExercise(Exercise):
         stops(["STOP"], "a", "bSTOPc"),
         stops(["STOP"], "abST", "OPc", why=say("The stop string is split over two pieces.")),
         stops(["STOP"], "S", "T", "O", "P"),
+        stops(["STOP"], "a stop", " St", "Op", why=say("A stop string is found as it is written: small letters are not capital "
+                                                      "ones.")),
+        stops(["a.b"], "axb", "a.b", why=say("A stop string is a text, and no pattern: a dot is a dot.")),
+        stops(["(1)", "?"], "1 (", "1", ") ?"),
         stops(["STOP"], "aS", "T", "x", "ST", why=say("ST was held, and x shows that no STOP comes of it.")),
         stops(["STOP"], "STSTOP"),
         stops(["STOP"], "SS", "TSTO", "P"),
@@ -302,6 +310,8 @@ class StopCheckerExercise(Exercise):
         stops(["STOP"], "STOP", include=True),
         stops(["STOP"], "aST", "OPx", include=True, why=say("include_stop: the stop string is shown, and nothing behind it.")),
         stops(["\n\n"], "a\n", "b\n", "\nc"),
+        stops([" b"], "a ", " ", "b", why=say("A space is a character like any other.")),
+        stops(["é", "块表"], "e", "e\u0301", "块", "表"),
         stops(["aab"], "aa", "a", "b", why=say("Of aaa the last two a's may still begin the stop string, and the first may "
                                                "not.")),
         stops(["abab"], "ab", "aab", "ab"),
@@ -354,17 +364,22 @@ class StopCheckerExercise(Exercise):
         (text, stop), (shown, found) = expected, got
         may_stop, final = op[2] if len(op) > 2 else True, op[3] if len(op) > 3 else False
         if stop is None and found is not None:
+            if not found:
+                return say("As long as nothing has stopped, the second thing is None, and not an empty text.")
             if not may_stop:
                 return say("may_stop is False: nothing can stop now, a stop string is text like any other.")
             return say("No stop string has been completed by this piece. One that came while may_stop was False is text for "
                        "good.")  # fmt: skip
-        if stop is not None and found is None:
+        if stop is not None and not found:
             return say("A stop string is complete by now, with what was held. Look for it in the held text and the new text "
                        "together.")  # fmt: skip
         if found != stop:
             return say("Of several stop strings the one that is complete first counts, wherever it stands in the list and "
                        "wherever it begins. If two end at the same character, the longer one.")  # fmt: skip
         if stop is not None:
+            if len(text) < len(shown) < len(text + stop) and (text + stop).startswith(shown):
+                return say("Part of the stop string is shown. Without include_stop the text ends where the stop string begins, "
+                           "and that is len(stop) characters before its end.")  # fmt: skip
             if shown.startswith(text) and len(shown) > len(text):
                 return say("Nothing behind the stop string is shown, and without include_stop the stop string itself is not "
                            "shown either.")  # fmt: skip
@@ -406,7 +421,7 @@ def fed(*pieces, why=None):
 
 CUT = "data: 块\n\n".encode()
 LINES = st.one_of(
-    st.text(st.sampled_from("ab 块🙂:\u2028\x85\x0b"), max_size=5).map(lambda text: f"data: {text}"),
+    st.text(st.sampled_from("ab 块🙂:\u2028\x85\x0b\r"), max_size=5).map(lambda text: f"data: {text}"),
     st.sampled_from(["data:x", "data: {}", ": waiting", "event: a", "id: 7", "", "", "data:", "database: 1"]),
 )
 
@@ -439,6 +454,9 @@ class EventReaderExercise(Exercise):
         fed(b""),
         fed(b"data: a\r\n\r\ndata: b\r\n\r\n", why=say("A line may end in CR LF.")),
         fed(b"data: a\r", b"\n\r", b"\n"),
+        fed(b"data: a\r\r\n\r\n", why=say("Only one CR belongs to the end of the line. The one before it is data.")),
+        fed(b"data: a\rb\n\r\r\n\n", why=say("A CR without LF behind it ends no line here, and a line that holds one is not "
+                                             "empty.")),
         fed(b": ping\n\ndata: a\n\n", why=say("A line that begins with a colon is a comment: servers send it so that the "
                                               "connection is not taken for dead.")),
         fed(b"event: delta\ndata: a\nid: 3\n\n", why=say("Other fields are not asked for here.")),
@@ -476,6 +494,9 @@ class EventReaderExercise(Exercise):
     def explain(self, op, expected, got):
         if not isinstance(got, list) or not all(isinstance(event, str) for event in got):
             return say("Return a list of texts, [] if no event is complete.")
+        others = [line for line in op[1].split(b"\n") if b"data" in line and not line.startswith(b"data:")]
+        if others and len(got) > len(expected):
+            return say("A data line BEGINS with `data:`, colon and all. {line} does not, so it is left out.", line=repr(others[0]))
         if len(got) > len(expected):
             if expected == [event for event in got if event.strip()]:
                 return say("Empty lines without data between them, comments and other fields are no events.")
@@ -597,12 +618,26 @@ class Between(Exercise):
         return say("{what} is wrong: which rise is divided by which?", what=names[wrong])
 
     def explain_error(self, op, expected, error, message):
+        if error == "KeyError":
+            return say("A scrape holds other names, too, and not always the same ones: ask for the five alone, each with vllm: in "
+                       "front.")  # fmt: skip
         if error == "ZeroDivisionError":
             return say("It may be that nothing happened in the interval: then there is no mean and no share. Return None for it.")
         return None
 
 
 # ---- 6
+
+
+def at_rank(rank, buckets):
+    """The value with this rank, counted from the top of its bucket."""
+    counts = [count for _, count in buckets]
+    i = bisect_left(counts, rank)
+    lows = [0.0, *(bound for bound, _ in buckets)]
+    if buckets[i][0] == float("inf"):
+        return lows[i]
+    own = counts[i] - (counts[i - 1] if i else 0.0)
+    return buckets[i][0] - (counts[i] - rank) / own * (buckets[i][0] - lows[i])
 
 
 class Quantile(Exercise):
@@ -647,17 +682,7 @@ class Quantile(Exercise):
         """Lays every value out evenly in its bucket, as a line of 1,000 steps would."""
 
         def quantile(self, q, buckets):
-            counts = [count for _, count in buckets]
-            if not counts[-1]:
-                return None
-            rank = q * counts[-1]
-            i = bisect_left(counts, rank)
-            lows = [0.0, *(bound for bound, _ in buckets)]
-            if buckets[i][0] == float("inf"):
-                return Approx(lows[i])
-            own = counts[i] - (counts[i - 1] if i else 0.0)
-            short = (counts[i] - rank) / own  # from the top of the bucket
-            return Approx(buckets[i][0] - short * (buckets[i][0] - lows[i]), abs=1e-9)
+            return Approx(at_rank(q * buckets[-1][1], buckets), abs=1e-9) if buckets[-1][1] else None
 
     def traces(self):
         rises = st.lists(st.integers(0, 6), min_size=2, max_size=5)
@@ -678,8 +703,23 @@ class Quantile(Exercise):
             return say("There are no values, so there is no quantile: None.")
         if isinstance(got, int | float) and got == float("inf"):
             return say("Nobody knows how far the last bucket goes. The largest finite bound is the answer: at least that.")
+        total = buckets[-1][1]
+        rank = q * total
+        reached = say("The rank is {rank}. It lies in the first bucket whose number REACHES it, that is: is as large or larger. "
+                      "The last one always does.", rank=f"{rank:g}")  # fmt: skip
+        if got is None:
+            return reached
         if not isinstance(got, int | float):
             return say("Return a number, in the unit of the bounds; None only if there are no values.")
+        if rank > buckets[-2][1]:
+            return say("The rank, {rank}, lies in the last bucket, and nobody knows how far that one goes. The answer is the "
+                       "bound before it, {bound}: at least that.", rank=f"{rank:g}", bound=f"{buckets[-2][0]:g}")  # fmt: skip
+        rounded = [at_rank(whole, buckets) for whole in (floor(rank), ceil(rank)) if 0 < whole != rank]
+        if any(Approx(value, abs=1e-9).accepts(got) for value in rounded):
+            return say("The rank is {rank}, and it is not rounded: it is a place on a line, not one of the values.",
+                       rank=f"{rank:g}")  # fmt: skip
+        if rank in [count for _, count in buckets] and got in [bound for bound, _ in buckets]:
+            return reached
         if got in [bound for bound, _ in buckets]:
             return say("This is a bound. Within a bucket go on by a straight line: as far into it as the rank is into its values.")
         return say("The rank is q times the last count. It lies in the first bucket whose count reaches it, as far into it as "

@@ -94,6 +94,9 @@ class MetricsDriver:
         scrapes = [
             {f"vllm:{name}": value for name, value in zip(NAMES, values, strict=True)} for values in (before, after)
         ]
+        # A scrape has more names than these, and a name may appear only when it is first counted.
+        scrapes[0]["vllm:num_requests_running"] = scrapes[1]["vllm:num_requests_running"] = 3.0
+        scrapes[1]["vllm:num_preemptions_total"] = 1.0
         copies = [dict(scrape) for scrape in scrapes]
         found = self.student.between(*scrapes, seconds)
         return found if copies == scrapes else "between has changed a scrape"

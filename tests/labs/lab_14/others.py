@@ -177,7 +177,7 @@ def between(before, after, seconds):
 """
 _TRY = """
 def between(before, after, seconds):
-    delta = {name: after[name] - before[name] for name in after}
+    delta = {name: after[name] - before[name] for name in before}
 
     def ratio(upper, lower):
         try:
@@ -354,6 +354,12 @@ class Detokenizer:
         "holds too little by one": _changed(_STOP, "range(1, len(s))", "range(1, len(s) - 1)"),
         "text alone": _changed(_STOP, "return out, None", "return out"),
         "the last one": _changed(_STOP, "at = self.buffer.find(s)\n", "at = self.buffer.rfind(s)\n"),
+        "in any case of letters": _changed(_STOP, "at = self.buffer.find(s)\n", "at = self.buffer.lower().find(s.lower())\n"),
+        "as a pattern": "import re\n" + _changed(_STOP, "at = self.buffer.find(s)\n",
+                                                 "at = next((m.start() for m in re.finditer(s, self.buffer)), -1)\n"),
+        "spaces in front do not count": _changed(_STOP, "self.stop, self.include, self.buffer = stop,",
+                                                 "self.stop, self.include, self.buffer = [s.strip(' ') for s in stop],"),
+        "an empty text for no stop": _changed(_STOP, "return out, None", 'return out, ""'),
     },
     "event_reader": {
         "a piece is an event": """
@@ -375,6 +381,11 @@ class EventReader:
         "splitlines": _changed(_DECODER, 'while "\\n" in self.text:\n            line, self.text = self.text.split("\\n", 1)',
                                '*lines, self.text = (self.text + "x").splitlines()\n        self.text = self.text[:-1]\n'
                                '        for line in lines:'),
+        "all CRs": _changed(_EVENTS, 'if line.endswith("\\r"):\n                line = line[:-1]', 'line = line.rstrip("\\r")'),
+        "a lone CR is an end": _changed(_EVENTS, "        for byte in piece:", "        for byte in piece.replace(b'\\r\\n', b'\\n')"
+                                        ".replace(b'\\r', b'\\n'):"),
+        "CRs are no data": _changed(_EVENTS, "            if byte != 10:", "            if byte == 13:\n                continue\n"
+                                    "            if byte != 10:"),
         "LF only": _changed(_EVENTS, 'if line.endswith("\\r"):', "if False:"),
         "the space must be there": _changed(_EVENTS, 'line[6:] if line[5:6] == " " else line[5:]', "line[6:]"),
         "stripped": _changed(_EVENTS, 'line[6:] if line[5:6] == " " else line[5:]', "line[5:].strip()"),
@@ -416,6 +427,7 @@ class EventReader:
         "the other way": _changed(_BETWEEN, 'after["vllm:" + name] - before["vllm:" + name]',
                                   'before["vllm:" + name] - after["vllm:" + name]'),
         "one guard for both": _changed(_BETWEEN, "if queries > 0:", "if count > 0:"),
+        "of all names": _changed(_TRY, "for name in before}", "for name in after}"),
         "changes the scrape": _changed(_BETWEEN, "    ttft = share", "    after.clear()\n    ttft = share"),
     },
     "quantile": {
@@ -430,6 +442,8 @@ class EventReader:
         "zero without values": _changed(_QUANTILE, "return None", "return 0.0"),
         "no guard": _changed(_QUANTILE, "if total == 0:", "if False:"),
         "rounded rank": _changed(_QUANTILE, "rank = q * total", "rank = round(q * total)"),
+        "rank rounded up": "import math\n" + _changed(_QUANTILE, "rank = q * total", "rank = math.ceil(q * total)"),
+        "the first bound of all": _changed(_QUANTILE, "return lows[i]\n", "return buckets[0][0]\n"),
         "the nearest bound": _changed(_QUANTILE, "lows = [0.0] +", "lows = [buckets[0][0]] +"),
         "percent": _changed(_QUANTILE, "rank = q * total", "rank = q * total / 100"),
         "the middle of the bucket": _changed(_QUANTILE, "(rank - befores[i]) / (count - befores[i])", "0.5"),
