@@ -110,6 +110,7 @@ class Exercise:
     stretch: ClassVar[bool] = False
     defines: ClassVar[tuple[str, ...]] = ()
     ours: ClassVar[dict[str, str]] = {}  # name -> "module:name" or ":Class.method", ours: fall-back, and barred
+    is_compared: ClassVar[bool] = True  # with ours, as syntax; False where the task leads everybody to the same lines
     bars: ClassVar[tuple[str, ...]] = ()  # more of our own that would do the work, named in the same way
     part: ClassVar[dict[str, str]] = {}  # part of kvlab.parts.Parts -> name
     section: ClassVar[str] = ""  # of the textbook

@@ -25,10 +25,10 @@ class Pick(Exercise):
     driver = "DrawDriver"
     hints = (
         say("Put the weights end to end on a line, in order. Where does the share `uniform` of the whole line lie?"),
-        say("The target is uniform * sum(weights). Walk along, with a running sum, until the sum has passed the target. "
+        say("The target is uniform * the last running sum. Walk along, with a running sum, until it has passed the target. "
             "Passed means more than, not equal: a piece ends where the next begins."),
-        say("total = 0; for each index and weight: total += weight; return the index as soon as total > target. Do not "
-            "divide the weights first: a sum of quotients need not be 1."),
+        say("Two walks. The first adds up, and keeps the sum that it ends with. The second begins at 0 again, and returns the "
+            "index as soon as its sum is > target. Do not divide the weights: a sum of quotients need not be 1."),
     )  # fmt: skip
     examples = (
         Trace((), (("pick", [1, 2, 5], 0.25),)),
@@ -45,6 +45,9 @@ class Pick(Exercise):
         Trace((), (("pick", [5, 2, 1], 0.75),), why=say("In the order of the indices, whichever is the heaviest.")),
         Trace((), (("shares", [1, 4, 2, 1], 64),)),
         Trace((), (("pick", [2**-40, 2**-41], 0.75),), why=say("Small weights are weights.")),
+        Trace((), (("pick", [1] * 18, 0.5),), why=say("9 of 18 is exactly one half, so index 9 begins here. Eighteenths, added "
+                                                      "up one by one, miss it.")),
+        Trace((), (("pick", [0, 1, 0.7, 1], 0.0),), why=say("Subtracted from the end, these weights do not come back to 0.")),
     )  # fmt: skip
 
     class Oracle:
@@ -77,12 +80,19 @@ class Pick(Exercise):
             return say("The list belongs to the caller. Keep the running sum in a variable of your own.")
         if op[0] == "shares":
             return say("Over all uniforms each index is drawn for exactly its share: no randomness is left in it.")
+        if got is None:
+            return say("For every uniform below 1 there is an index. A walk that ends without one has added the weights in two "
+                       "ways: take as their sum the last running sum itself, for sum() and a running sum may be rounded "
+                       "differently.")
         if not whole(got):
             return say("pick returns an index, and for every uniform below 1 there is one.")
         if op[1][got : got + 1] == [0]:
             return say("This index has weight 0: nothing may draw it. The running sum must EXCEED the target; to reach it "
                        "is not enough.")  # fmt: skip
-        return say("The running sum, in the order of the indices, first exceeds uniform * sum(weights) at the index asked "
+        if len(set(op[1])) == 1 and len(op[1]) > 2:
+            return say("Are the weights divided before they are added? Quotients are rounded, and so is each of their sums. Leave "
+                       "the weights as they are, and multiply the uniform.")  # fmt: skip
+        return say("The running sum, in the order of the indices, first exceeds uniform * the whole sum at the index asked "
                    "for. Is your target a share of the sum, and is `exceeds` a > ?")  # fmt: skip
 
 
@@ -119,6 +129,9 @@ class Keep(Exercise):
         Trace((), (("keep", [0.25, 0.5, 0.25], 0, 0.75),)),
         Trace((), (("keep", [1, 2, 4, 8, 16], 4, 0.75),)),
         Trace((), (("keep", list(range(12)), 0, 0.5),), why=say("Ascending as numbers, not by rank.")),
+        Trace((), (("keep", [9999, 1], 0, 0.999),), why=say("9,999 of 10,000 reach 0.999. Only a top_p of 1 is off.")),
+        Trace((), (("keep", [1] * 12, 0, 0.5),), why=say("6 of 12 are exactly one half. Twelfths, added up one by one, miss it.")),
+        Trace((), (("keep", [2**-40] * 4, 0, 0.75),), why=say("Small weights are weights: three of four reach 0.75, two do not.")),
     )  # fmt: skip
 
     class Oracle:
@@ -160,10 +173,16 @@ class Keep(Exercise):
         weights, top_k, top_p = op[1:]
         if sorted(weights[i] for i in got if i < len(weights)) == sorted(weights[i] for i in expected):
             return say("Among equals the lower index ranks first, so that two engines keep the same tokens.")
+        if top_k and len(got) > top_k:
+            return say("top_k {k} keeps {k} at most, also where the next one is an equal: the lower index is in, the other out.",
+                       k=top_k)  # fmt: skip
         if top_p == 1:
             return say("top_k keeps that many first ranks; 0 is off; top_p 1 is off, and then even weight 0 stays.")
         if top_k and len(got) > len(expected):
             return say("Top-k goes first. p is a share of the sum that top-k LEFT, not of all weights.")
+        if len(set(weights)) == 1 and abs(len(got) - len(expected)) == 1 and len(weights) > 4:
+            return say("Are the weights divided before they are added? Quotients are rounded, and so is each of their sums. Leave "
+                       "the weights as they are, and multiply p by the sum.")  # fmt: skip
         if len(got) < len(expected):
             return say("The run reaches p only together with the token that takes it there: keep that one too.")
         return say("The SHORTEST run of first ranks whose sum reaches (>=) top_p times the sum. Stop as soon as it does.")
@@ -209,6 +228,10 @@ class Sample(Exercise):
         Trace((), (("sample", [0.0, 1.0, 2.0, 3.0], 1.0, 3, 0.95, 0.05),)),
         Trace((), (("sample", [0.0, 0.25, 0.5, 0.75], 1.0, 0, 0.5, 0.0625),), why=say("The two likeliest reach a half: tokens 2 "
                                                                                   "and 3 are left.")),
+        Trace((), (("sample", [0.0, 0.001], 0.001, 0, 1.0, 0.0),), why=say("Only 0 is greedy. At 0.001 token 0 still has a share "
+                                                                       "of 27%, and uniform 0 is in it.")),
+        Trace((), (("sample", [16777216.0, 16777217.0], 1.0, 0, 1.0, 0.3),), why=say("In float32 these two logits are one number. "
+                                                                                 "The row is float64: stay in it.")),
         Trace((), (("sample", [1.386, 1.099, 0.0], 1.0, 2, 0.5625, 0.9),), why=say("Top-k first: of what it leaves, token 0 has "
                                                                                "more than 0.5625.")),
         Trace((), (("sample", [0.0, -3.5], 1.0, 0, 1.0, 0.99),), why=say("Unlikely is not never.")),
@@ -268,6 +291,9 @@ class Sample(Exercise):
                        "translate back.")  # fmt: skip
         if temperature == 0:
             return say("Temperature 0 is greedy: the highest logit; of equals, the lowest id. The uniform plays no part.")
+        if (not 0 <= got < len(logits) or logits[got] == -INF) and (top_k or top_p < 1):
+            return say("This token is banned (its logit is -inf), or there is none of this number. Did you return the PLACE among "
+                       "the kept ones? The token is kept[place].")  # fmt: skip
         if not 0 <= got < len(logits) or logits[got] == -INF:
             return say("This token is banned (its logit is -inf, its weight 0), or there is none of this number.")
         if top_k or top_p < 1:
@@ -364,6 +390,12 @@ class Draws(Exercise):
                        "depend on how often or in how many pieces something was computed.")  # fmt: skip
         return say("The seed is the request's own, and seed + c for its child c = 1, 2, ...: else all samples say the same.")
 
+    def explain_error(self, op, expected, error, message):
+        if error == "AttributeError" and "set attribute" in message:
+            return say("An Entry is only read: whose children are born, and when, is the scheduler's business. Count in a variable "
+                       "of your own.")  # fmt: skip
+        return None
+
 
 class Step(Exercise):
     """The step."""
@@ -382,7 +414,8 @@ class Step(Exercise):
     )  # fmt: skip
     examples = (
         Trace((), (("step", ["a", "b"], ["a", "b"]),)),
-        Trace((), (("step", ["a"], []),), why=say("A chunk: something is computed, and nobody gets a token.")),
+        Trace((), (("step", ["a"], []),), why=say("A chunk in the middle of a prompt: it is computed, nobody "
+                                                      "draws, sampled is {}. Unheard, it is computed again, for ever.")),
         Trace((), (("step", [], []),), why=say("Nobody computes, but blocks must be copied out: the runner has to be told.")),
         Trace((), (("step", ["a"], ["a"]), ("step", ["a", "b"], ["b"]))),
         Trace((), (("step_that_fails", "execute"),), why=say("The runner raises. Who fails is found around your step.")),
@@ -396,20 +429,24 @@ class Step(Exercise):
                     "returned what update_from_output gave"]  # fmt: skip
 
         def step_that_fails(self, where):
-            raise OverflowError(where)
+            calls = ["schedule", "execute", "update_from_output"]
+            return calls[: calls.index(where) + 1] + ["the error came out"]
 
     def describe(self, op):
         if op[0] == "step_that_fails":
-            return f"step(scheduler, runner), where {op[1]} raises OverflowError,"
+            return f"step(scheduler, runner), where {op[1]} raises OverflowError, calls in order:"
         what = f"a step of {', '.join(op[1])}" if op[1] else "a step of copies alone"
         return f"step(scheduler, runner), {what}, does in order:"
 
     def explain(self, op, expected, got):
-        if op[0] == "step_that_fails":
-            return say("An error must come through. The engine around your step finds out whose it is; a step that hides it "
-                       "leaves requests that never end.")  # fmt: skip
         if not isinstance(got, list):
             return None
+        if op[0] == "step_that_fails":
+            if got[-1] == expected[-1]:
+                return say("After an error nothing more is called: no second try, no update, no new plan. What was decided must stay "
+                           "as it is, so that the engine around your step can try it again.")  # fmt: skip
+            return say("An error must come through, as it is. The engine around your step finds out whose it is; a step that hides "
+                       "it leaves requests that never end.")  # fmt: skip
         if got[: len(expected) - 1] == expected[:-1]:
             return say("Everything is done, but what update_from_output returns must come out of step: it is what the users "
                        "wait for.")  # fmt: skip
@@ -421,6 +458,11 @@ class Step(Exercise):
         if "update_from_output" not in called:
             return say("The scheduler must hear of every step what came of it, else no token is ever appended.")
         return say("Decide, compute, take in: each call gets what the calls before it returned, those very objects.")
+
+    def explain_error(self, op, expected, error, message):
+        if op[0] == "step_that_fails":
+            return say("The error must come out as it was raised: another one in its place hides whose it is.")
+        return None
 
 
 class WorstBatch(Exercise):
@@ -445,6 +487,7 @@ class WorstBatch(Exercise):
         Trace((), (("worst_batch", 100, 3, 4),), why=say("Three requests of at most 4 tokens: the budget is never full.")),
         Trace((), (("worst_batch", 5, 5, 2),)),
         Trace((), (("worst_batch", 1, 1, 2),)),
+        Trace((), (("worst_batch", 4, 3, 1),), why=say("Sequences of one token: three requests are three tokens.")),
         Trace((), (("worst_batch", 512, 32, 2048),)),
         Trace((), (("worst_batch", 8192, 256, 4096),)),
     )  # fmt: skip
@@ -466,7 +509,7 @@ class WorstBatch(Exercise):
             return counts
 
     def traces(self):
-        return calls("worst_batch", st.integers(1, 24), st.integers(1, 8), st.integers(2, 9))
+        return calls("worst_batch", st.integers(1, 24), st.integers(1, 8), st.integers(1, 9))
 
     def describe(self, op):
         return f"worst_batch(max_num_batched_tokens={op[1]}, max_num_seqs={op[2]}, max_model_len={op[3]})"
@@ -488,6 +531,11 @@ class WorstBatch(Exercise):
         return say("As many tokens, as many requests; and the longest could be longer still. Leave the others one token each, "
                    "as far as you can.")  # fmt: skip
 
+    def explain_error(self, op, expected, error, message):
+        if error == "ZeroDivisionError":
+            return say("max_model_len may be 1: then nobody can take more than the one token that each has.")
+        return None
+
 
 class CarefulExecute(Exercise):
     """Who spoils the batch?"""
@@ -496,6 +544,7 @@ class CarefulExecute(Exercise):
     stretch = True
     defines = ("careful_execute",)
     ours = {"careful_execute": STEPS + "careful_execute"}
+    is_compared = False  # docstring and hints lead to the very lines that ours has
     driver = "CarefulDriver"
     hints = (
         say("Try all of them together first. Only if that raises, go through them one by one, each in a try of its own."),
@@ -517,6 +566,8 @@ class CarefulExecute(Exercise):
         Trace((), (("careful_execute", ["a", "b"], {}, "fail"),), why=say("The copies failed: whose K and V is right, nobody "
                                                                      "knows.")),
         Trace((), (("careful_execute", ["a", "b"], {"a": "interrupt"}),)),
+        Trace((), (("careful_execute", ["a", "b"], {"b": "interrupt alone"}),), why=say("Ctrl-C while b is tried alone is no error "
+                                                                                   "of b's.")),
         Trace((), (("careful_execute", [], {}),)),
     )  # fmt: skip
     num_random = 20
@@ -530,6 +581,9 @@ class CarefulExecute(Exercise):
                 raise ConnectionError("the copy")
             if "interrupt" in bad.values():
                 return ["interrupted", asked, copied]
+            if "interrupt alone" in bad.values():
+                return ["interrupted", asked + [n for n in names if "interrupt alone" not in map(bad.get, names[: names.index(n)])],
+                        copied]  # fmt: skip
             failed = {name: bad[name] for name in names if name in bad}
             if failed:
                 asked += names
@@ -544,7 +598,8 @@ class CarefulExecute(Exercise):
     def describe(self, op):
         names, bad, *copies = op[1:]
         told = {"made": ", with a block to copy", "fail": ", whose copy raises"}.get(copies[0] if copies else "", "")
-        spoilt = ", ".join(f"{n} raises {w!r}" for n, w in bad.items()) or "nobody raises"
+        when = {"interrupt": "Ctrl-C is pressed while {} is computed", "interrupt alone": "{} raises, and then Ctrl-C is pressed"}
+        spoilt = ", ".join(when.get(w, f"{{}} raises {w!r}").format(n) for n, w in bad.items()) or "nobody raises"
         return f"careful_execute on a step of {', '.join(names) or 'nobody'}{told}, where {spoilt}: sampled, failed, forwards, copies"
 
     def explain(self, op, expected, got):
@@ -554,13 +609,27 @@ class CarefulExecute(Exercise):
         if not isinstance(got, list):
             return say("Return two dicts: token ids by request id, and the words of the error by request id.")
         if expected[0] == "interrupted":
-            return say("Ctrl-C must stop the engine. `except Exception` lets it through; a bare `except` eats it.")
+            return say("Ctrl-C must stop the engine, in the first try and in those alone. `except Exception` lets it through; a "
+                       "bare `except` and `except BaseException` eat it.")  # fmt: skip
         if got[0] == "interrupted":
             return None
+        if [*got[0], *got[1]] != [name for name in [*got[0], *got[1]] if not name.startswith("(")]:
+            return say("The keys are request ids: request.request_id, not the request.")
         if got[2] != expected[2]:
             return say("All together first. Only if that fails: each once, alone, in the order of the step.")
         if got[3] != expected[3]:
             return say("A block was copied {n} times. alone(output, i) says that its copies have been made.", n=got[3])
         if got[1] != expected[1]:
+            if any(words.startswith("(") for words in got[1].values()):
+                return say("failed holds the WORDS of the error, str(error): they go to the user, and the error keeps the whole "
+                           "batch alive.")  # fmt: skip
             return say("failed: request id -> str(error), for those who fail ALONE, and nobody else.")
         return say("sampled: the tokens of all who could be computed alone.")
+
+    def explain_error(self, op, expected, error, message):
+        if error == "ValueError":
+            return say("The forward raised this, not the copies: block_ops is empty, or block_ops_done is set. So everybody is tried "
+                       "alone. Only failed copies (block_ops, and not block_ops_done) end it all.")  # fmt: skip
+        if error == "ConnectionError":
+            return say("This is the copy, made a second time. Give the runner alone(output, i), which says that it has been made.")
+        return None

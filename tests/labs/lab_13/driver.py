@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvlab.engine.engine_steps import Entry
-from kvlab.schedule import SchedulerOutput
+from kvlab.schedule import SampledTokens, SchedulerOutput
 
 
 class DrawDriver:
@@ -51,23 +51,41 @@ class CountDriver:
         return self.student.worst_batch(*limits)
 
 
+class Request:
+    def __init__(self, request_id):
+        self.request_id = request_id
+
+
+def _step_of(names, ops=()):
+    """A real SchedulerOutput with a token of each."""
+    return SchedulerOutput(3, [(Request(name), 1) for name in names], [[name] for name in names], list(ops))
+
+
 class StepDriver:
-    """A scheduler and a runner that write down what is asked of them. steps: [names scheduled, names with a result]."""
+    """A scheduler and a runner that write down what is asked of them."""
 
     def __init__(self, student):
         self.student = student
-        self.log, self.number = [], 0
+        self.log = []
 
     def step(self, scheduled, with_results):
+        """scheduled: names in the step; with_results: who draws a token in it."""
         self.log.clear()
-        output, sampled, results = _Thing("output"), _Thing("sampled"), list(with_results)
-        output.scheduled = [(name, 1) for name in scheduled]
-        output.block_ops = [] if scheduled else [("swap_out", 1, 2)]
-        output.total_num_scheduled_tokens = len(scheduled)
+        output = _step_of(scheduled, () if scheduled else [("swap_out", 1, 2)])
+        sampled, results = SampledTokens(), [(name, [5]) for name in with_results]
+        sampled.update((name, [5]) for name in with_results)
         told = self.log.append
 
+        def named(value):
+            for name, known in (("the output", output), ("the sampled", sampled)):
+                if value is known:
+                    return name
+                if type(value) is type(known) and value == known:
+                    return f"a copy of {name}"
+            return repr(value)[:40]
+
         class Scheduler:
-            running = [name for name, _ in output.scheduled]
+            running = [request for request, _ in output.scheduled]
             waiting = ()
 
             def schedule(self):
@@ -75,7 +93,7 @@ class StepDriver:
                 return output
 
             def update_from_output(self, output, sampled):
-                told(f"update_from_output({_told(output)}, {_told(sampled)})")
+                told(f"update_from_output({named(output)}, {named(sampled)})")
                 return results
 
             def has_unfinished_requests(self):
@@ -83,47 +101,35 @@ class StepDriver:
 
         class Runner:
             def execute(self, output):
-                told(f"execute({_told(output)})")
+                told(f"execute({named(output)})")
                 return sampled
 
         found = self.student.step(Scheduler(), Runner())
-        told("returned " + ("what update_from_output gave" if found is results else _told(found)))
+        told("returned " + ("what update_from_output gave" if found is results else named(found)))
         return list(self.log)
 
     def step_that_fails(self, where):
-        """What comes out of a step in which the scheduler or the runner raises."""
+        """Who is called in a step in which the scheduler or the runner raises, and what comes out of it."""
+        calls, raised = [], OverflowError(where)
 
         class Broken:
             def __getattr__(self, name):
                 def call(*args, **kwargs):
+                    calls.append(name)
                     if name == where:
-                        raise OverflowError(name)
-                    return _Thing("output")
+                        raise raised
+                    return _step_of("a") if name == "schedule" else SampledTokens()
 
                 return call
 
         broken = Broken()
-        self.student.step(broken, broken)
-        return "nothing was raised"
-
-
-class _Thing:
-    """Something of which only the identity counts; a dict to those who look."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def get(self, key, default=None):
-        return default
-
-
-def _told(value):
-    return f"the {value.name}" if isinstance(value, _Thing) else repr(value)[:40]
-
-
-class _Request:
-    def __init__(self, request_id):
-        self.request_id = request_id
+        try:
+            found = self.student.step(broken, broken)
+        except OverflowError as error:
+            if error is not raised:
+                raise
+            return [*calls, "the error came out"]
+        return [*calls, f"returned {found!r}"[:40]]
 
 
 class CarefulDriver:
@@ -133,11 +139,13 @@ class CarefulDriver:
         self.student = student
 
     def careful_execute(self, names, bad, copies="none"):
-        """copies: "none", "made" or "fail". bad: name -> what it raises, "" for an error without words."""
+        """copies: "none", "made" or "fail".
+
+        bad: name -> what it raises, "" for an error without words; "interrupt" is Ctrl-C, "interrupt alone" an error
+        in the first forward and Ctrl-C in the next that has this name.
+        """
         asked, num_copied = [], 0
-        requests = [_Request(name) for name in names]
-        ops = [] if copies == "none" else [("copy", 1, 2)]
-        output = SchedulerOutput(3, [(r, 1) for r in requests], [[r.request_id] for r in requests], ops)
+        output = _step_of(names, [] if copies == "none" else [("copy", 1, 2)])
 
         class Runner:
             def execute(self, output):
@@ -153,7 +161,7 @@ class CarefulDriver:
                     output.block_ops_done = bool(output.block_ops)
                 for name in here:
                     if name in bad:
-                        if bad[name] == "interrupt":
+                        if bad[name] == "interrupt" or (bad[name] == "interrupt alone" and len(asked) > 1):
                             raise KeyboardInterrupt
                         raise ValueError(bad[name])
                 return {name: [len(name) + ord(name[0])] for name in here if name != "silent"}
@@ -164,4 +172,10 @@ class CarefulDriver:
             return ["interrupted", asked, num_copied]
         if not (isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(part, dict) for part in found)):
             return f"returned {found!r}"[:80]
-        return [dict(found[0]), dict(found[1]), asked, num_copied]
+        sampled, failed = ({_plain(key): value for key, value in part.items()} for part in found)
+        return [sampled, {name: _plain(words) for name, words in failed.items()}, asked, num_copied]
+
+
+def _plain(value):
+    """Text as it is, anything else by its class in brackets, so that it can be told."""
+    return value if isinstance(value, str) else f"(an object of class {type(value).__name__})"

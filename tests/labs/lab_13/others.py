@@ -15,6 +15,15 @@ def pick(weights, uniform):
             return i
     return max(i for i, weight in enumerate(weights) if weight)
 '''
+_PICK_DIVIDES = '''
+def pick(weights, uniform):
+    whole, total = sum(weights), 0
+    for i, weight in enumerate(weights):
+        total += weight / whole
+        if total > uniform:
+            return i
+    return len(weights) - 1
+'''
 _PICK_SEARCH = '''
 from bisect import bisect_right
 from itertools import accumulate
@@ -131,7 +140,7 @@ def worst_batch(max_num_batched_tokens, max_num_seqs, max_model_len):
 _WORST_DIVMOD = '''
 def worst_batch(budget, seats, longest):
     seats = min(seats, budget)
-    full, rest = divmod(budget - seats, longest - 1)
+    full, rest = divmod(budget - seats, longest - 1) if longest > 1 else (0, 0)
     counts = [longest] * full + [1 + rest] + [1] * seats
     return counts[:seats]
 '''
@@ -152,6 +161,14 @@ def careful_execute(runner, output):
             failed[output.scheduled[i][0].request_id] = str(error)
         else:
             sampled |= tokens
+    return sampled, failed
+'''
+_CAREFUL_PLAIN = _CAREFUL[: _CAREFUL.index("    for i")] + '''
+    for i, (request, _) in enumerate(output.scheduled):
+        try:
+            sampled.update(runner.execute(alone(output, i)))
+        except Exception as error:
+            failed[request.request_id] = str(error)
     return sampled, failed
 '''
 _CAREFUL_FUNCTION = '''
@@ -177,7 +194,22 @@ def careful_execute(runner, output):
 '''
 
 CORRECT = {
-    "pick": {"walk": _PICK, "bisect": _PICK_SEARCH},
+    "pick": {
+        "walk": _PICK,
+        "bisect": _PICK_SEARCH,
+        "sum() of Python 3.12": _changed(_PICK, "uniform * sum(weights)", "uniform * __import__('math').fsum(weights)"),
+        "two walks": '''
+def pick(weights, uniform):
+    total = 0
+    for weight in weights:
+        total += weight
+    target, total = uniform * total, 0
+    for i, weight in enumerate(weights):
+        total += weight
+        if total > target:
+            return i
+''',
+    },
     "keep": {"heaviest first": _KEEP, "NumPy": _KEEP_NUMPY},
     "sample": {"in one function": _SAMPLE, "NumPy": _SAMPLE_NUMPY},
     "draws": {"rows left": _DRAWS, "token by token": _DRAWS_FLAT},
@@ -186,9 +218,17 @@ def step(scheduler, runner):
     output = scheduler.schedule()
     sampled = runner.execute(output=output)
     return scheduler.update_from_output(output=output, sampled=sampled)
+''', "looks and checks": '''
+def step(scheduler, runner):
+    output = scheduler.schedule()
+    sampled = runner.execute(output)
+    print(len(output.scheduled), output.total_num_scheduled_tokens, len(sampled), dict(sampled))
+    for request_id, tokens in sampled.items():
+        assert tokens and any(request.request_id == request_id for request, _ in output.scheduled)
+    return scheduler.update_from_output(output, sampled)
 '''},
     "worst_batch": {"deal out": _WORST, "divmod": _WORST_DIVMOD},
-    "careful_execute": {"else": _CAREFUL, "attempts": _CAREFUL_FUNCTION},
+    "careful_execute": {"else": _CAREFUL, "attempts": _CAREFUL_FUNCTION, "as anybody writes it": _CAREFUL_PLAIN},
 }  # fmt: skip
 
 _CUT = "    if top_k:\n        order = order[:top_k]\n"
@@ -217,6 +257,18 @@ def pick(weights, uniform):
     for i in range(len(weights)):
         run += weights[i] / total
         if run > uniform:
+            return i
+''',
+        "divides first": _PICK_DIVIDES,
+        "no index at the end": _changed(_PICK, "uniform * sum(weights)", "uniform * __import__('math').fsum(weights)").replace(
+            "    return max(i for i, weight in enumerate(weights) if weight)\n", ""),
+        "subtracts from the end": '''
+def pick(weights, uniform):
+    total = sum(weights)
+    target = uniform * total
+    for i in reversed(range(len(weights))):
+        total -= weights[i]
+        if total <= target:
             return i
 ''',
         "skips the first": _changed(_PICK, "total = uniform * sum(weights), 0", "total = uniform * sum(weights), -weights[0]"),
@@ -262,6 +314,10 @@ def keep(weights, top_k, top_p):
         "a threshold": _changed(_KEEP, "if run >= top_p * total:", "if weights[i] <= (1 - top_p) * total:"),
         "one rank too many": _changed(_KEEP, "end + 1]", "end + 2]"),
         "sorts the caller's list": _changed(_KEEP, "    left =", "    weights.sort(reverse=True)\n    left ="),
+        "almost 1 is 1": _changed(_KEEP, "top_p < 1", "top_p < 0.99"),
+        "nearly 1 is 1": _changed(_KEEP, "top_p < 1", "top_p < 0.999"),
+        "divides first": _changed(_changed(_KEEP, "run += weights[i]", "run += weights[i] / total"), "top_p * total", "top_p"),
+        "nearly reaches": _changed(_KEEP, "run >= top_p * total", "run >= top_p * total - 1e-9"),
         "as text": _changed(_KEEP, "return sorted(first)", "return sorted(first, key=str)"),
     },
     "sample": {
@@ -290,6 +346,9 @@ def keep(weights, top_k, top_p):
         "random": _changed(_SAMPLE, "uniform * sum", "__import__('random').random() * sum"),
         "half precision": _changed(_SAMPLE, "math.exp((values[i] - top) / temperature)", "round(math.exp((values[i] - top) / temperature), 1)"),
         "uniform turned": _changed(_SAMPLE, "uniform * sum", "(1 - uniform) * sum"),
+        "greedy below 0.2": _changed(_SAMPLE, "temperature == 0", "temperature < 0.2"),
+        "greedy below 0.01": _changed(_SAMPLE, "temperature == 0", "temperature < 0.01"),
+        "single precision": _changed(_SAMPLE, "list(map(float, logits))", "[float(x) for x in logits.astype('float32')]"),
         "greedy always": "def sample(logits, temperature, top_k, top_p, uniform):\n    return int(logits.argmax())\n",
     },
     "draws": {
@@ -331,6 +390,7 @@ def draws(scheduled):
 ''',
         "seed by place": _changed(_DRAWS, "e.seed + child", "e.seed + len(found)"),
         "a generator": _changed(_DRAWS, "return found", "return iter(found)"),
+        "marks the children as born": _changed(_DRAWS, "            for child", "            e.num_to_fork = e.num_to_fork\n            for child"),
         "empties the list": _changed(_DRAWS, "    return found", "    scheduled.clear()\n    return found"),
     },
     "step": {
@@ -366,6 +426,51 @@ def step(scheduler, runner):
         sampled = {}
     return scheduler.update_from_output(plan, sampled)
 ''',
+        "nobody drew, nothing to say": '''
+def step(scheduler, runner):
+    plan = scheduler.schedule()
+    sampled = runner.execute(plan)
+    if not sampled:
+        return []
+    return scheduler.update_from_output(plan, sampled)
+''',
+        "updates after an error": '''
+def step(scheduler, runner):
+    plan, sampled = scheduler.schedule(), {}
+    try:
+        sampled = runner.execute(plan)
+    finally:
+        results = scheduler.update_from_output(plan, sampled)
+    return results
+''',
+        "tries again": '''
+def step(scheduler, runner):
+    plan = scheduler.schedule()
+    try:
+        sampled = runner.execute(plan)
+    except Exception:
+        sampled = runner.execute(plan)
+    return scheduler.update_from_output(plan, sampled)
+''',
+        "a new plan after an error": '''
+def step(scheduler, runner):
+    plan = scheduler.schedule()
+    try:
+        sampled = runner.execute(plan)
+    except Exception:
+        scheduler.schedule()
+        raise
+    return scheduler.update_from_output(plan, sampled)
+''',
+        "another error": '''
+def step(scheduler, runner):
+    try:
+        plan = scheduler.schedule()
+        return scheduler.update_from_output(plan, runner.execute(plan))
+    except Exception as error:
+        raise RuntimeError("the step failed") from error
+''',
+        "the results copied": _changed(_STEP, "runner.execute(plan))", "dict(runner.execute(plan)))"),
         "another plan": _changed(_STEP, "return scheduler.update_from_output(plan, ", "return scheduler.update_from_output(list(plan.scheduled), "),
         "a copy of the list": _changed(_STEP, "return scheduler.update_from_output(plan, runner.execute(plan))",
                                        "return [scheduler.update_from_output(plan, runner.execute(plan))]"),
@@ -411,6 +516,8 @@ def worst_batch(budget, seats, longest):
         "rest is lost": "def worst_batch(budget, seats, longest):\n    seats = min(seats, budget)\n    return [min(longest, budget // seats)] * seats\n",
         "all on the first": "def worst_batch(budget, seats, longest):\n    seats = min(seats, budget)\n"
                             "    return [min(longest, budget - seats + 1)] + [1] * (seats - 1)\n",
+        "one token, one request": _changed(_WORST, "    num =", "    if max_model_len == 1:\n        return [1]\n    num ="),
+        "divides by 0": _changed(_WORST_DIVMOD, " if longest > 1 else (0, 0)", ""),
         "shortest first": _changed(_WORST, "return counts", "return counts[::-1]"),
         "average": "def worst_batch(budget, seats, longest):\n    seats = max(1, min(seats, budget) // 2)\n    return [max(1, min(longest, budget // seats // 2))] * seats\n",
     },
@@ -458,6 +565,8 @@ def careful_execute(runner, output):
         "gives up after any copies": _changed(_CAREFUL, "output.block_ops and not output.block_ops_done", "output.block_ops"),
         "gives up without copies": _changed(_CAREFUL, "output.block_ops and not output.block_ops_done", "not output.block_ops_done"),
         "eats Ctrl-C": _changed(_CAREFUL, "except Exception:", "except BaseException:").replace("except Exception as", "except BaseException as"),
+        "eats Ctrl-C of one alone": _changed(_CAREFUL, "except Exception as", "except BaseException as"),
+        "the request as key": _changed(_CAREFUL, "output.scheduled[i][0].request_id", "output.scheduled[i][0]"),
         "eats it alone": "def careful_execute(runner, output):\n    try:\n        return runner.execute(output), {}\n    except:\n        return {}, {}\n",
         "stops at the first": _changed(_CAREFUL, "= str(error)\n", "= str(error)\n            break\n"),
         "the error itself": _changed(_CAREFUL, "= str(error)", "= error"),
