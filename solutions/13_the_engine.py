@@ -50,12 +50,12 @@ print("Friday, alone:      ", repr(reply(one_generator()).text))
 print("Monday, in company: ", repr(reply(one_generator(), neighbours=1).text))
 
 # %% [markdown]
-# The model is small and talks nonsense at this temperature. That is not the point. The point is that a neighbour, whom
+# The model is small and talks nonsense at this temperature, in two languages. That is not the point. The point is that a neighbour, whom
 # this user will never meet, has changed every word. No test of this engine can be repeated, and no bug of it either.
 #
 # ## Your predictions
 #
-# First: the same question and seed, in the engine with one generator, in four situations. (a) A neighbour joins. (b) The
+# First: the same question and seed, in the engine with one generator, in four situations. (a) A neighbour joins, as you saw. (b) The
 # pool is full, and our request is preempted (抢占) and computed again. (c) We ask for n = 4 samples and look at the first.
 # (d) The prompt is computed in many small chunks. In how many of the four does the text change?
 #
@@ -214,8 +214,8 @@ sliders(show_draw, heat_tenths=(1, 40, 10), top_k=(0, 5, 0), p_percent=(5, 100, 
 
 # %% [markdown]
 # **What to look at.** The lower line. What is left fills the whole interval again, in the order of the token ids, not of the
-# ranks. So the picture never jumps when two ranks swap places: a small change of the logits moves borders a little. And
-# the mark does not move when you change anything but `uniform`.
+# ranks. So nothing jumps when two kept ranks swap places: a small change of the logits moves borders a little. Only at the edge
+# of top-k or top-p can a small change put one token in and another out. And the mark does not move when you change anything but `uniform`.
 #
 # ## Exercise 4: whose number?
 #
@@ -348,7 +348,7 @@ print(f"the step   {whole:.1f} times as long, for 64 times the tokens")
 
 # %% [markdown]
 # **What to look at.** The last line first. It is why one batches at all: 64 tokens cost far less than 64 steps. Then the
-# stages whose factor is largest. They do work *for each request*, on the host: update, text, sampling. In a small model they
+# stages whose factor is largest. They do work *for each request*, on the host: text, prepare, update. In a small model they
 # are small. On a fast GPU the forward pass shrinks and they do not, so real engines write them in fast code, or do them
 # while the GPU computes.
 #
@@ -512,7 +512,8 @@ sliders(show_load, load=(list(LOADS), "all at once"),
 # **What to look at.** Choose the loads one after the other, from the bottom. At "one in 10 s" all five bars of tokens/s
 # are equal: nobody can serve more than comes in. What moves there is the wait for the first token. Each rung has *its own
 # column*. Pages and continuous batching raise tokens/s, once there is a queue. Chunks hardly do: they shorten the longest
-# gap. Before you read on: which rung would you take away first, if you had to?
+# gap. Before you read on: which rung would you take away first, if you had to? (There is no one
+# answer. Say first which column *your* users would feel.)
 #
 # And the 7B on the H100, everything at once?
 
@@ -607,8 +608,8 @@ running = rush["+ continuous"].running / rush["contiguous"].running
 few = simulate("+ pages", traffic(None, 40).with_outputs(5)), simulate("+ continuous", traffic(None, 40).with_outputs(5))
 short = simulate("contiguous", make_workload(200, Uniform(50, 250), Uniform(50, 250), seed=1))
 rows = [
-    ("L33 0.2", "pages: 6.6 times the concurrent requests",
-     f"13B, all at once: {running:.1f} times the requests that run in a step, with continuous batching; "
+    ("L33 0.2", "pages and continuous batching: 6.6 times the stable concurrency",
+     f"13B, all at once: {running:.1f} times the requests that run in a step, on average; "
      f"filled {100 * rush['contiguous'].filled:.0f}% before, {100 * rush['+ pages'].filled:.0f}% after",
      running > 5, "where reservations fill the memory and there is a queue; it depends on the lengths"),
     ("L33 1.4", "reserved memory is used to 10-20%",
@@ -621,7 +622,7 @@ rows = [
      all(r["+ pages"].filled > 0.968 for r in found.values()), "the mean length is many blocks"),
     ("L33 8.1-3", "continuous batching does not give 4 times everywhere",
      "; ".join(f"{load}: {step_up(r, '+ continuous', '+ pages'):.2f}x" for load, r in found.items())
-     + f"; 5 tokens of output: {few[1].tokens_per_s / few[0].tokens_per_s:.2f}x",
+     + f"; 5 tokens of output, prompts as before (the text has 16K tokens of prompt, not tried): {few[1].tokens_per_s / few[0].tokens_per_s:.2f}x",
      max(step_up(r, "+ continuous", "+ pages") for r in found.values()) < 4, ""),
     ("L33 4", "chunks keep a long prompt from holding up the others",
      f"longest gap {1000 * ten['+ continuous'].longest_gap:.0f} ms before, {1000 * ten['+ chunks'].longest_gap:.0f} ms after; "
@@ -634,6 +635,10 @@ rows = [
     ("PAV 3.1", "blocks = (utilisation × memory − weights − activations − graphs) / block",
      f"profiled with an average step it fits at 0.92: {over['average step, 0.92'] < 0}, at 0.98: {over['average step, 0.98'] < 0}",
      True, "the activations are those of the worst step"),
+    ("L33 8.1-5", "0.98 of the memory asks for trouble",
+     f"at 0.98: {over['worst step, 0.98']:+.2f} GB against 24 if profiled with the worst step, "
+     f"{over['average step, 0.98']:+.2f} GB with the average one",
+     over["average step, 0.98"] > 0, "the profile has not seen the worst step, or somebody else needs the rest"),
     ("PAV 3", "more concurrency turns into throughput",
      f"13B: {step_up(rush, '+ pages', 'contiguous'):.2f}x by pages; 7B on an H100: {pages_gain:.2f}x; "
      f"13B, one in 10 s: {step_up(light, '+ pages', 'contiguous'):.2f}x",

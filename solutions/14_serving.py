@@ -221,7 +221,7 @@ class Detokenizer:
 
         token_ids: a list of any length, the caller's. final: nothing more will come. All texts
         together are decode(all tokens). Before the end no text has the U+FFFD of a character
-        that is not complete yet, and nothing else waits. Gives decode some tokens only, however
+        that is not complete yet; only text that came with such a character may wait. Gives decode some tokens only, however
         long the text has become.
         """
         ### BEGIN SOLUTION
@@ -443,8 +443,14 @@ print("all cut at the first one:",
 #
 # `kvlab serve` is a process of its own. Here we want to look into it, so it runs on a thread of this one, on a port that
 # happens to be free. It is the same server: OpenAI's protocol (协议), vLLM's metrics. It runs on your parts.
+#
+# It lives as long as this kernel, or until it is stopped at the end of the lab. After that a request finds nobody
+# (`ConnectError`): run the next cell again; after a restart of the kernel, all cells from the top. For a server that stays, type
+# `kvlab serve tiny --port 8714` in a terminal, and give your client `http://127.0.0.1:8714/v1` as its address.
 
 # %%
+import time
+
 import torch
 
 from kvlab.serve import serving
@@ -693,8 +699,6 @@ print("median:", p(0.5, BUCKETS), "s; 95th percentile:", round(p(0.95, BUCKETS),
 # over time.
 
 # %% fold="yes"
-import time
-
 from kvlab.lab.draw.serving import breath, crowd, lanes, saturation, squares
 from kvlab.lab.show import live
 
@@ -741,7 +745,7 @@ print(f"{num_pictures} pictures; {len(visits)} clients, {RATE:.0f} a second, "
       f"{sum(v.left for v in visits)} hung up")
 
 # %% [markdown]
-# The same four seconds again, with each client as a bar. Dotted: it has no token yet. A cross: it hung up.
+# The same run again, until the last one was answered, with each client as a bar. Dotted: it has no token yet. A cross: it hung up.
 
 # %% fold="yes"
 figure, axes = plt.subplots(3, 1, figsize=(10, 8), layout="constrained", sharex=True, height_ratios=(4, 2, 2))
@@ -839,9 +843,9 @@ picture(figure, f"Tokens a second and seconds a request over the number of clien
 
 # %% [markdown]
 # If nothing else runs on your machine, the tokens a second nearly double from one client to two: in a step, the second
-# sequence costs little (that was lab 00 and lab 07). Towards the seats, less is gained each time. Beyond the seats, nothing is: those who come on top only
-# wait, and the seconds for each request grow. (Here something may even be lost, since clients and server share one
-# Python interpreter.) This bend is what **saturation** (饱和) means. Little's law says the rest: at a fixed rate, more
+# sequence costs little (that was lab 00 and lab 07). Towards the seats, less is gained each time. Beyond the seats, little or nothing is: those who come on top
+# mostly wait, and the seconds for each request grow. (Clients and server share one Python interpreter here, and one second
+# is a short look. If your last step is far from 1, something else ran meanwhile: run the cell again.) This bend is what **saturation** (饱和) means. Little's law says the rest: at a fixed rate, more
 # inside means longer stays.
 #
 # So what should a full server do with those who come? It can let them wait, longer and longer, until they give up. Or it

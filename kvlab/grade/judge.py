@@ -78,8 +78,8 @@ def _grade(exercise: Exercise, lab: LabSpec, cells: Sequence[str], result: Resul
     if found.missing:
         raise _Failure(_not_defined(lab, found.missing, found.broken))
     if exercise.is_compared and (name := copied_from_ours(found.text, exercise.ours)):
-        raise _Failure(say("this reads exactly like kvlab's own {name}, and a copy earns nothing. If you wrote it yourself, "
-                           "say one line of it in another way and check again; hint(\"{exercise}\") helps",
+        raise _Failure(say("this reads exactly like kvlab's own {name}, and a copy earns nothing. If you wrote it "
+                           "yourself, say one line of it in another way and check again; hint(\"{exercise}\") helps",
                            name=name, exercise=exercise.name))  # fmt: skip
     child = given or Child(exercise, lab, uses_numpy=re.search(r"\bnumpy\b", found.text) is not None)
     try:
