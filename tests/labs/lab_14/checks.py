@@ -657,7 +657,7 @@ class Quantile(Exercise):
             "is infinite: low. If there are no values at all: None."),
     )  # fmt: skip
     examples = (
-        one("quantile", 0.5, [[1.0, 10.0], [float("inf"), 10.0]]),
+        one("quantile", 0.5, [[1.0, 10.0], [float("inf"), 10.0]], why=say("The first bucket begins at 0.")),
         one("quantile", 0.95, [[1.0, 10.0], [float("inf"), 10.0]]),
         one("quantile", 0.5, [[1.0, 5.0], [2.0, 15.0], [4.0, 20.0], [float("inf"), 20.0]],
             why=say("Counts are cumulative: 15 are at most 2, so 10 lie in the bucket from 1 to 2.")),
