@@ -834,6 +834,7 @@ print(f"{len(visits) / moments[-1].time:.1f} a second × {stay:.3f} s = {little:
 # %%
 from concurrent.futures import ThreadPoolExecutor
 
+
 def level(num_clients):
     """(tokens a second, seconds a request) with so many clients."""
     with ThreadPoolExecutor(1) as other_thread:
