@@ -772,8 +772,8 @@ picture(figure, f"Three panels over {seconds:.1f} seconds. {len(visits)} clients
 # **What to look at.**
 #
 # - The dark area breathes: it rises with the crowd and falls with it. Every cross gives blocks back.
-# - The hatched area only grows, until the pool is full. A block that is given back is not erased. It stays findable until
-#   somebody needs it: that is PAV 6's "freed does not mean gone".
+# - The hatched area grows with the answers, until few blocks are empty. A block that is given back is not erased. It stays
+#   findable until somebody needs it: that is PAV 6's "freed does not mean gone".
 # - At the end nobody holds anything. No block is lost.
 #
 # Now with your two functions:
@@ -866,7 +866,7 @@ picture(figure, f"Tokens a second and seconds a request over the number of clien
 # If nothing else runs on your machine, the tokens a second grow with each client at first: in a step, the second
 # sequence costs little (that was lab 00 and lab 07). Beyond the seats, next to nothing is gained: those who come on top
 # wait, and the seconds for each request grow. (A little may be gained, since a seat is now taken again at once, and not
-# when an answered client has asked anew. A little may be lost, since clients and server share one Python interpreter.)
+# when an answered client has asked anew. Some may be lost, since clients and server share one Python interpreter.)
 # This bend is what **saturation** (饱和) means. Little's law says the rest: at a fixed rate, more inside means longer stays.
 #
 # So what should a full server do with those who come? It can let them wait, longer and longer, until they give up. Or it
