@@ -36,10 +36,11 @@ def test_an_interval_shows_all_tokens_and_the_kept_ones_filling_it():
 def test_a_step_is_cut_into_stages_that_fill_it():
     stages = (*scenes.STAGES, "other")
     forward = {**dict.fromkeys(stages, 0.0), "forward": 2e-3}
-    figure = draw.steps({"1": dict.fromkeys(stages, 1e-3), "8": forward}, stages)
-    (ax,) = figure.axes
+    figure = draw.steps({"1": dict.fromkeys(stages, 1e-3), "8": forward}, stages, "forward")
+    ax, rest = figure.axes
     assert sum(patch.get_width() for patch in ax.patches) == pytest.approx(200)
     assert {"7.00 ms", "2.00 ms", "100"} <= set(texts(ax))
+    assert texts(rest) == [" 6,000", " 0"], "the forward pass is left out here"
 
 
 def test_memory_that_is_missing_is_told():
@@ -85,6 +86,7 @@ def test_every_rung_gives_the_same_answers_and_the_simulator_counts_the_same_ste
     rows = [scenes.simulate(rung, workload) for rung in scenes.RUNGS]
     assert rows[0].tokens_per_s == rows[1].tokens_per_s, "three requests fit, reserved or not"
     assert rows[2].steps <= rows[1].steps
+    assert scenes.simulate("+ chunks", closed_batch([(16_000, 5)]), longest=16_384).steps > 1
 
 
 def test_a_forward_that_fails_for_one_is_computed_for_the_others():

@@ -34,28 +34,37 @@ def interval(weights: Sequence[float], kept: Sequence[int], names: Sequence[str]
     return figure
 
 
-def steps(found: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> Any:
-    """A figure: for each kind of step a bar of 100%, cut into stages; its length in milliseconds stands beside it."""
+def steps(found: Mapping[str, Mapping[str, float]], stages: Sequence[str], apart: str) -> Any:
+    """A figure: for each kind of step a bar of 100%, cut into stages, its milliseconds beside it; at the right all
+    stages but `apart`, in microseconds."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(9, 0.62 * len(found) + 1.1), layout="constrained")
+    figure, (ax, rest) = plt.subplots(1, 2, figsize=(9.5, 0.62 * len(found) + 1.4), layout="constrained", sharey=True,
+                                      width_ratios=(3, 2))  # fmt: skip
     for y, seconds in enumerate(found.values()):
-        total, left = sum(seconds.values()), 0.0
+        total, left, right = sum(seconds.values()), 0.0, 0.0
         for (colour, hatch), stage in zip(LOOKS, stages, strict=True):
+            look = {"color": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.9}
             width = 100 * seconds[stage] / total
-            ax.barh(y, width, 0.66, left=left, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.9,
-                    label=stage if not y else None)  # fmt: skip
-            if width > 4.5:
+            ax.barh(y, width, 0.66, left=left, label=stage if not y else None, **look)
+            if width > 9:
                 ax.text(left + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=10,
                         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
             left += width
-        ax.text(101, y, f"{1000 * total:.2f} ms", va="center", fontsize=10)
+            if stage != apart:
+                rest.barh(y, 1e6 * seconds[stage], 0.66, left=right, **look)
+                right += 1e6 * seconds[stage]
+        ax.text(102, y, f"{1000 * total:.2f} ms", va="center", fontsize=10)
+        rest.text(right, y, f" {right:,.0f}", va="center", fontsize=10)
     ax.set_yticks(range(len(found)), list(found), fontsize=10)
-    ax.set(xlim=(0, 113), xlabel="% of the step", ylim=(len(found) - 0.5, -0.5))
+    ax.set(xlim=(0, 128), xlabel="% of the step", ylim=(len(found) - 0.5, -0.5))
     ax.set_xticks(range(0, 101, 20))
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(ncols=len(stages), loc="lower left", bbox_to_anchor=(-0.02, 1.0), frameon=False, fontsize=9,
-              handlelength=1.5, columnspacing=1.1)  # fmt: skip
+    rest.set(xlim=(0, 1.25 * rest.dataLim.x1), xlabel=f"microseconds, all but {apart}")
+    rest.tick_params(axis="y", length=0)
+    for one in (ax, rest):
+        one.spines[["top", "right"]].set_visible(False)
+    figure.legend(*ax.get_legend_handles_labels(), ncols=len(stages), loc="outside upper center", frameon=False,
+                  fontsize=9.5, handlelength=1.6, columnspacing=1.2)  # fmt: skip
     return figure
 
 

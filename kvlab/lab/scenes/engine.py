@@ -265,10 +265,11 @@ def gpu_blocks(gpu_bytes: int = 80 * GB, model: str = "Llama-2-13B") -> int:
     return num_gpu_blocks(gpu_bytes, 0.9, shape.weight_bytes(), 2 * GB, 0, 16 * shape.kv_bytes_per_token())
 
 
-def simulate(rung: str, workload: Workload, *, gpu: str = "A100", model: str = "Llama-2-13B") -> Row:
-    """`workload` on one rung in the simulator: 2,048 tokens at most, 256 seats, the whole 80 GB of `gpu`."""
+def simulate(rung: str, workload: Workload, *, gpu: str = "A100", model: str = "Llama-2-13B",
+             longest: int = 2048) -> Row:  # fmt: skip
+    """`workload` on one rung in the simulator: `longest` tokens at most, 256 seats, the whole 80 GB of `gpu`."""
     config = EngineConfig(block_size=16, num_gpu_blocks_override=gpu_blocks(model=model), max_num_seqs=256,
-                          max_model_len=2048, num_cpu_blocks_override=0, **_options(rung, 2048))  # fmt: skip
+                          max_model_len=longest, num_cpu_blocks_override=0, **_options(rung, longest))  # fmt: skip
     result = Simulator(config, GPUCost.of(gpu, model), _parts(rung, None)).run(workload)
     found = result.summary()
     ttft = [ns / NS for ns in quantiles(result.distributions["ttft"], (0.5, 0.95))]

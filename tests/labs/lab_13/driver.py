@@ -55,6 +55,9 @@ class Request:
     def __init__(self, request_id):
         self.request_id = request_id
 
+    def __repr__(self):
+        return self.request_id
+
 
 def _step_of(names, ops=()):
     """A real SchedulerOutput with a token of each."""
