@@ -50,14 +50,16 @@ print("Friday, alone:      ", repr(reply(one_generator()).text))
 print("Monday, in company: ", repr(reply(one_generator(), neighbours=1).text))
 
 # %% [markdown]
-# The model is small. At this temperature it talks nonsense, in two languages. That is not the point. The point is that a neighbour, whom
-# this user will never meet, has changed every word. No test of this engine can be repeated, and no bug of it either.
+# The model is small. At this temperature it talks nonsense, in two languages. That is not the point. The point is that a
+# neighbour, whom this user will never meet, has changed every word. No test of this engine can be repeated, and no bug of
+# it either.
 #
 # ## Your predictions
 #
 # First: the same question and seed, in the engine with one generator, in four situations. (a) A neighbour joins, as you
-# have just seen: that is one. (b) The pool is full, and our request is preempted (抢占) and computed again. (c) We ask for n = 4 samples and look at the first.
-# (d) The prompt is computed in many small chunks. In how many of the four does the text change?
+# have just seen: that is one. (b) The pool is full, and our request is preempted (抢占) and computed again. (c) We ask for
+# n = 4 samples and look at the first. (d) The prompt is computed in many small chunks. In how many of the four does the
+# text change?
 #
 # Second: a 13B on one A100 gets 300 chats at once. The lowest rung reserves 2,048 tokens for each and runs static batches
 # (静态批处理). The top rung has pages, continuous batching (连续批处理), chunked prefill and a prefix cache (前缀缓存). How
@@ -339,12 +341,13 @@ check("step")
 
 # %% [markdown]
 # Three lines, and your `step` is a part of the engine. Where does its time go? This is measured now, on your machine, with
-# the small model, on one thread. A row is a kind of step; the bar is cut by stage. The forward pass fills nearly all of
-# it, so the right half leaves it out and shows the rest in microseconds.
+# the small model, on one thread. A row is a kind of step; the bar is cut by stage. The forward pass fills most of it,
+# so the right half leaves it out and shows the rest in microseconds.
 
 # %% fold="yes"
 from kvlab.lab.scenes.engine import STAGES, anatomy
 
+anatomy(1)  # once to warm up
 KINDS = {f"{n} decode{'s' * (n > 1)}": anatomy(n) for n in (1, 4, 16, 64)}
 KINDS["16 decodes + a chunk of 128"] = anatomy(16, chunk=128)
 picture(draw.steps(KINDS, (*STAGES, "other"), "forward"),
@@ -361,11 +364,12 @@ whole = sum(many.values()) / sum(one.values())
 print(f"the step   {whole:.1f} times as long, for 64 times the tokens")
 
 # %% [markdown]
-# **What to look at.** The last line first. It is why one batches at all: 64 tokens cost far less than 64 steps. Then the
-# factors, the largest on top. None comes near 64, but the stages that do work *for each request*, on the host, grow with
-# the batch: turning tokens into text, laying out the batch (prepare), taking in the result (update). In this small model
-# they are small beside the forward pass. On a fast GPU the forward pass shrinks and they do not, so real engines write
-# them in fast code, or do them while the GPU computes.
+# **What to look at.** The last line first. It is why one batches at all: 64 tokens cost far less than 64 steps. Then
+# the factors, the largest on top. None comes near 64, but the stages that do work *for each request*, on the host, grow
+# with the batch: turning tokens into text above all, then taking in the result (update), laying out the batch (prepare)
+# and the draws (sample), in an order that differs between machines. In this small model they are small beside the
+# forward pass. On a fast GPU the forward pass shrinks and they do not, so real engines write them in fast code, or do
+# them while the GPU computes.
 #
 # ## How large is the pool?
 #
@@ -524,7 +528,8 @@ sliders(show_load, load=(list(LOADS), "all at once"),
 # **What to look at.** Choose the loads one after the other, from the bottom. At "one in 10 s" all five bars of tokens/s
 # are equal: nobody can serve more than comes in. What moves there is the wait for the first token. Each rung has *its own
 # column*. Pages and continuous batching raise tokens/s, once there is a queue. Chunks hardly do: they shorten the longest
-# gap. Before you read on: which rung would you take away first, if you had to?
+# gap. Before you read on: which rung would you take away first, if you had to? Say first which column *your* users would
+# feel.
 #
 # And the 7B on the H100, everything at once?
 
@@ -544,7 +549,7 @@ for rung, row in seven_rush.items():
 # nobody ever waits for memory, and pages bring nothing at all. **Waste costs only where memory is what runs out.** And look
 # at the rung "+ chunks": it shortens the longest gap, and *costs* throughput here.
 #
-# So which rung would you take away? It depends on whose column nobody reads. A job at night, with no one waiting for the
+# So which rung would you take away? There is no one answer: it depends on whose column nobody feels. A job at night, with no one waiting for the
 # next word, does without chunks: their column is the gap. This 7B would not miss pages in tokens/s. But do not saw there:
 # the prefix cache stands on pages, for blocks are what is shared.
 #
