@@ -1,6 +1,5 @@
 """What the kernel's walk looks like: its lines, the cache, the tile, and the state that is carried on."""
 
-import re
 from typing import TYPE_CHECKING
 
 from kvlab.watch.style import INK, PAPER, QUIET, SHARED_FILL, owner
@@ -11,13 +10,6 @@ if TYPE_CHECKING:
 
 LEFT = 500  # where the data begin; the source stands before
 LETTERS = 43  # of a source line that fit before LEFT
-
-
-def short(line: str) -> str:
-    """A source line without what only Triton must know: its comment, `tl.`, types, axes and the broadcasts."""
-    line = re.sub(r"  +#.*", "", line)
-    line = re.sub(r"\btl\.|\.to\(tl\.\w+\)|\.to\(out[^)]*\)|\[:, None\]|\[None, :\]|, axis=\d|, other=0\.0", "", line)
-    return line[4:]
 
 
 def _list(numbers: tuple[float, ...]) -> str:
@@ -131,10 +123,11 @@ def say(walk: "Walk") -> str:
         return f"One query, {walk.length} tokens in blocks {_list(walk.table)}. Before the walk total and result are 0."
     if "block" in now:
         left = int(sum(values["known"]))
-        return f"Entry {walk.tile} of the table says block {_say(walk.one('block'))}; {left} of its {walk.size} slots are read."
+        said = f"Entry {walk.tile} of the table says block {_say(walk.one('block'))}"
+        return f"{said}; {left} of its {walk.size} slots are read."
     if "k" in now:
-        return "K and V of the tile are loaded, each once" + (
-            "." if all(values["known"]) else "; for masked slots nothing is read, and they count as 0.")
+        loaded = f"K and V of block {_say(walk.one('block'))} are loaded, each once"
+        return loaded + ("." if all(values["known"]) else "; masked slots are not read, they count as 0.")
     if "scores" in now:
         masked = "" if all(values["known"]) else " A masked slot has −∞, so its weight will be 0."
         return f"The scores are K times q: {_list(values['scores'])}.{masked}"
@@ -145,13 +138,15 @@ def say(walk: "Walk") -> str:
         old, new = walk.one("largest"), walk.one("new_largest")
         if walk.edited == next(iter(walk.rows)):
             return f"alpha is 1 whatever comes; it should be 2^({_say(old)} − {_say(new)}) = {_say(2 ** (old - new))}."
-        return f"alpha = 2^({_say(old)} − {_say(new)}) = {_say(walk.one('alpha'))}: what was added up is multiplied by it."
+        alpha = f"alpha = 2^({_say(old)} − {_say(new)}) = {_say(walk.one('alpha'))}"
+        return f"{alpha}: what was added up so far is multiplied by it."
     if "weights" in now:
         return f"Each weight is 2^(score − {_say(walk.one('new_largest'))}): {_list(values['weights'])}."
     if "total" in now:
         old, alpha = walk.before["total"][0], walk.one("alpha")
         return f"total = {_say(old)} × {_say(alpha)} + {_say(sum(values['weights']))} = {_say(walk.one('total'))}."
-    return f"result = ({_list(walk.before['result'])}) × {_say(walk.one('alpha'))} + weights × V = {_list(values['result'])}."
+    old = f"({_list(walk.before['result'])}) × {_say(walk.one('alpha'))}"
+    return f"result = {old} + weights × V = ({_list(values['result'])})."
 
 
 def alt(walk: "Walk") -> str:
