@@ -96,7 +96,8 @@ FIND, LOAD, LARGEST, ALPHA = 17, 18, 20, 21  # frames of the third tile; frame 0
 
 def _ask_rises(walk: Walk) -> tuple[str, Sequence[str]]:
     old, new = walk.one("largest"), walk.one("new_largest")
-    return f"The largest score goes from {old:g} to {new:g}. total is {walk.one('total'):g}: by what is it multiplied?", [
+    total = walk.one("total")
+    return f"The largest score goes from {old:g} to {new:g}. total is {total:g} so far: by what is it multiplied?", [
         "0: start again", f"{2 ** (old - new):g}", "1: it stays", f"{2 ** (new - old):g}"]  # fmt: skip
 
 

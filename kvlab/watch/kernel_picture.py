@@ -8,8 +8,8 @@ from kvlab.watch.svg import Svg
 if TYPE_CHECKING:
     from kvlab.watch.kernel import Walk
 
-LEFT = 500  # where the data begin; the source stands before
-LETTERS = 43  # of a source line that fit before LEFT
+LEFT = 520  # where the data begin; the source stands before
+LETTERS = 44  # of a source line that fit before LEFT
 
 
 def _list(numbers: tuple[float, ...]) -> str:
@@ -31,44 +31,56 @@ def draw(walk: "Walk", pen: Svg) -> None:
     for row, line in enumerate(walk.source):
         y, ran = 20 + 20.5 * row, row in walk.rows
         if ran:
-            pen.box(2, y - 16, LEFT - 20, 20.5, INK, 1)
+            pen.box(2, y - 16, LEFT - 12, 20.5, INK, 1)
         words = line.strip() if len(line.strip()) < LETTERS else line.strip()[: LETTERS - 1] + "…"
-        pen.text(24 if line.startswith("    ") else 8, y, words, fill=PAPER if ran else INK)
+        pen.text(16 if line.startswith("    ") else 6, y, words, fill=PAPER if ran else INK)
         if row == walk.edited:
-            pen.box(2, y - 16, LEFT - 20, 20.5, "none", 4, True)
+            pen.box(2, y - 16, LEFT - 12, 20.5, "none", 4, True)
     if walk.rows:
         pen.text(8, 333, walk.source[_focus(walk)].strip(), bold=True)
     _memory(walk, pen)
     if walk.done:
         _output(walk, pen)
-    elif walk.tile >= 0:
-        _tile(walk, pen)
+    elif walk.values:
+        pen.text(LEFT + 530, 94, f"query {_list(walk.values['query'])}")
+        _table(walk, pen)
+        if walk.tile >= 0:
+            _tile(walk, pen)
     _state(walk, pen)
 
 
 def _memory(walk: "Walk", pen: Svg) -> None:
     for block in range(walk.num_blocks):
-        x, index = LEFT + 100 * block, walk.table.index(block) if block in walk.table else -1
+        x, index = LEFT + 97 * block, walk.table.index(block) if block in walk.table else -1
         here = index >= 0 and index == walk.tile
-        pen.text(x + 2, 20, f"block {block}", bold=here)
-        pen.box(x, 28, 92, 30, owner("A").hue if index >= 0 else SHARED_FILL, 6 if here else 2)
+        pen.text(x, 20, f"block {block}", bold=here)
+        pen.box(x, 28, 90, 30, owner("A").hue if index >= 0 else SHARED_FILL, 6 if here else 2)
         if index < 0:
-            pen.text(x + 46, 50, "other" if block else "null", anchor="middle")
+            pen.text(x + 45, 50, "other" if block else "null", anchor="middle")
             continue
+        pen.box(x, 58, 90, 12, PAPER, 6 if here else 2)
+        pen.texture(x, 58, 90, 12, owner("A").texture)
         for slot in range(walk.size):
             token = index * walk.size + slot
             if token >= walk.length:
-                pen.box(x + 23 * slot, 28, 23, 30, SHARED_FILL, 1)
-            pen.text(x + 23 * slot + 11.5, 50, token if token < walk.length else "?", anchor="middle", bold=here)
+                pen.box(x + 22.5 * slot, 28, 22.5, 30, SHARED_FILL, 1)
+            pen.text(x + 22.5 * slot + 11, 50, token if token < walk.length else "?", anchor="middle", bold=here)
 
 
-COLUMNS = (("token", 30), ("K", 130), ("score", 240), ("weight", 350), ("V", 480))
+def _table(walk: "Walk", pen: Svg) -> None:
+    """The block table of this sequence; thick: the entry of this tile."""
+    pen.text(LEFT + 530, 132, "block table")
+    for i, block in enumerate(walk.table):
+        pen.box(LEFT + 530 + 50 * i, 142, 44, 36, PAPER, 6 if i == walk.tile else 2)
+        pen.text(LEFT + 552 + 50 * i, 167, block, anchor="middle", bold=i == walk.tile)
+
+
+COLUMNS = (("token", 30), ("K", 130), ("score", 240), ("weight", 350), ("V", 460))
 
 
 def _tile(walk: "Walk", pen: Svg) -> None:
     known = walk.values["known"]
     shown = {"K": ("k", walk.dim), "score": ("scores", 1), "weight": ("weights", 1), "V": ("v", walk.dim)}
-    pen.text(LEFT + 560, 90, f"q  {_list(walk.values['query'])}")
     for name, x in COLUMNS:
         pen.text(LEFT + x, 90, name, anchor="middle", fill=QUIET)
     for slot in range(walk.size):
@@ -91,26 +103,30 @@ def _output(walk: "Walk", pen: Svg) -> None:
     pen.text(LEFT + 330, 100, _list(walk.values["out"]), 28, bold=True)
     pen.text(LEFT, 140, "all tokens at once, by NumPy")
     pen.text(LEFT + 330, 140, _list(tuple(right)), 28)
-    pen.text(LEFT, 180, f"its largest {_say(largest)}, its total {_say(total)}")
+    pen.text(LEFT, 186, f"largest and total: {_say(walk.one('largest'))} and {_say(walk.one('total'))}; "
+                        f"at once: {_say(largest)} and {_say(total)}")  # fmt: skip
     verdict = "equal" if walk.equals()[2] else "wrong"
     pen.box(LEFT + 560, 106, 130, 44, PAPER, 6)
     pen.text(LEFT + 625, 137, verdict, 28, "middle", bold=True)
 
 
-CARDS = (("largest", 0, 140), ("alpha", 148, 120), ("total", 276, 170), ("result", 454, 240))
+CARDS = (("largest", 0, 140), ("alpha", 148, 120), ("total", 276, 170), ("result", 454, 220))
 
 
 def _state(walk: "Walk", pen: Svg) -> None:
     for name, x, w in CARDS:
-        changed = name in walk.changed and walk.rows != ()
+        changed = name in walk.changed and walk.rows != () and not walk.done
         source = walk.before if name == "result" and walk.done else walk.values
         now, was = source.get(name), walk.before.get(name)
         pen.box(LEFT + x, 214, w, 92, PAPER, 6 if changed else 2)
         pen.text(LEFT + x + 10, 236, name, bold=changed)
         if now:
             pen.text(LEFT + x + 10, 268, _list(now), 26, bold=True)
-        if changed and was and was != now and not walk.done:
+        if changed and was and was != now:
             pen.text(LEFT + x + 10, 297, f"was {_list(was)}")
+    if {"new_largest", "largest"} & walk.fresh == {"new_largest"}:  # found, and not yet in its place
+        pen.box(LEFT, 214, 140, 92, "none", 6 if "new_largest" in walk.changed else 2)
+        pen.text(LEFT + 10, 297, f"new: {_say(walk.one('new_largest'))}", bold="new_largest" in walk.changed)
 
 
 def say(walk: "Walk") -> str:
