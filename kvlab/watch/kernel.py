@@ -1,4 +1,4 @@
-"""View 9, one query's walk (L33 2.3 and 8.1): pages, tiles, and the running maximum, sum and result of online softmax.
+"""View 9, one query's walk (L33 2.3): pages, tiles, and the running maximum, sum and result of online softmax.
 
     kernels/online_softmax.py --source--> kvlab.standin (NumPy as `tl`) --a line at a time--> events "line"
 
@@ -122,8 +122,8 @@ def _ask_reversed(walk: Walk) -> tuple[str, Sequence[str]]:
 def _why_reversed(states: Sequence[Walk]) -> str:
     if not all(states[-1].equals()):
         return "The walk depends on the order, and it must not."
-    return ("Each step leaves the exact sums for the tiles seen so far, relative to their largest score: any order, "
-            "any place in memory.")  # fmt: skip
+    return ("After each tile the sums are right for the tiles seen so far, relative to their largest: any order and "
+            "place, up to rounding.")  # fmt: skip
 
 
 def _ask_mask(walk: Walk) -> tuple[str, Sequence[str]]:
@@ -163,7 +163,7 @@ def _why_rescale(states: Sequence[Walk]) -> str:
 VIEW = View(
     "kernel", "One query's walk (在线 softmax)", Walk(), after, draw, say, alt,
     kinds=frozenset({"source", "line"}),
-    legend="black bar: the line that ran; thick: changed in this step; crossed: masked; A: this request's slots",
+    legend="bar: lines that ran; broken frame: the edited line; thick: changed now; crossed: masked; ?: another's old slot",
     scenarios={
         "rises": Scenario(_run("rises"), Question(LARGEST, ALPHA, _ask_rises, _answer_rises, _why_rises)),
         "reversed": Scenario(_run("reversed"), Question(

@@ -21,8 +21,8 @@ def _say(x: float) -> str:
 
 
 def _focus(walk: "Walk") -> int:
-    """The line that is shown in full: the edited one if it ran; of a lookup the line that reads the table."""
-    if walk.edited in walk.rows:
+    """The line that is shown in full: the edited one if it ran, or is to run; of a lookup the one that reads the table."""
+    if walk.edited in walk.rows or not walk.rows:
         return walk.edited
     return next((r for r in walk.rows if not walk.source[r].startswith("for")), -1)
 
@@ -32,11 +32,11 @@ def draw(walk: "Walk", pen: Svg) -> None:
         y, ran = 20 + 20.5 * row, row in walk.rows
         if ran:
             pen.box(2, y - 16, LEFT - 12, 20.5, INK, 1)
-        words = line.strip() if len(line.strip()) < LETTERS else line.strip()[: LETTERS - 1] + "…"
+        words = line.strip() if len(line.strip()) < LETTERS else line.strip()[: LETTERS - 4] + "…"
         pen.text(16 if line.startswith("    ") else 6, y, words, fill=PAPER if ran else INK)
         if row == walk.edited:
             pen.box(2, y - 16, LEFT - 12, 20.5, "none", 4, True)
-    if walk.rows:
+    if _focus(walk) >= 0:
         pen.text(8, 333, walk.source[_focus(walk)].strip(), bold=True)
     _memory(walk, pen)
     if walk.done:
@@ -106,8 +106,8 @@ def _output(walk: "Walk", pen: Svg) -> None:
     pen.text(LEFT, 186, f"largest and total: {_say(walk.one('largest'))} and {_say(walk.one('total'))}; "
                         f"at once: {_say(largest)} and {_say(total)}")  # fmt: skip
     verdict = "equal" if walk.equals()[2] else "wrong"
-    pen.box(LEFT + 560, 106, 130, 44, PAPER, 6)
-    pen.text(LEFT + 625, 137, verdict, 28, "middle", bold=True)
+    pen.box(LEFT + 546, 96, 126, 44, PAPER, 6)
+    pen.text(LEFT + 609, 127, verdict, 28, "middle", bold=True)
 
 
 CARDS = (("largest", 0, 140), ("alpha", 148, 120), ("total", 276, 170), ("result", 454, 220))
