@@ -98,7 +98,7 @@ def _ask_rises(walk: Walk) -> tuple[str, Sequence[str]]:
     old, new = walk.one("largest"), walk.one("new_largest")
     total = walk.one("total")
     return f"The largest score goes from {old:g} to {new:g}. total is {total:g} so far: by what is it multiplied?", [
-        "0: start again", f"{2 ** (old - new):g}", "1: it stays", f"{2 ** (new - old):g}"]  # fmt: skip
+        "by 0", f"by {2 ** (old - new):g}", "by 1", f"by {2 ** (new - old):g}"]  # fmt: skip
 
 
 def _answer_rises(states: Sequence[Walk]) -> int:
@@ -110,12 +110,12 @@ def _answer_rises(states: Sequence[Walk]) -> int:
 def _why_rises(states: Sequence[Walk]) -> str:
     now = states[ALPHA]
     old, new = now.one("largest"), now.one("new_largest")
-    return (f"By 2^({old:g} - {new:g}) = {now.one('alpha'):g}, and result too: their weights were relative to {old:g}, "
-            f"from now on all are relative to {new:g}.")  # fmt: skip
+    return (f"total and result hold weights relative to {old:g}; times {now.one('alpha'):g} they are relative to {new:g}, "
+            "as all weights from now on.")  # fmt: skip
 
 
 def _ask_reversed(walk: Walk) -> tuple[str, Sequence[str]]:
-    return "The loop is turned round: the last tile comes first. What is at the end not as in table order?", [
+    return "The loop is turned round: the last tile comes first. What ends up otherwise than in table order?", [
         "largest", "total", "the output", "nothing: all three are equal"]  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _why_rescale(states: Sequence[Walk]) -> str:
 VIEW = View(
     "kernel", "One query's walk (在线 softmax)", Walk(), after, draw, say, alt,
     kinds=frozenset({"source", "line"}),
-    legend="bar: lines that ran; broken frame: the edited line; thick: changed now; crossed: masked; ?: another's old slot",
+    legend="bar: lines that ran; broken frame: the edited one; thick: changed; crossed: masked; ?: another's old slot",
     scenarios={
         "rises": Scenario(_run("rises"), Question(LARGEST, ALPHA, _ask_rises, _answer_rises, _why_rises)),
         "reversed": Scenario(_run("reversed"), Question(

@@ -21,7 +21,7 @@ def _say(x: float) -> str:
 
 
 def _focus(walk: "Walk") -> int:
-    """The line that is shown in full: the edited one if it ran, or is to run; of a lookup the one that reads the table."""
+    """The line that is shown in full: the edited one if it ran or nothing has; of a lookup the one that reads the table."""
     if walk.edited in walk.rows or not walk.rows:
         return walk.edited
     return next((r for r in walk.rows if not walk.source[r].startswith("for")), -1)
@@ -32,10 +32,11 @@ def draw(walk: "Walk", pen: Svg) -> None:
         y, ran = 20 + 20.5 * row, row in walk.rows
         if ran:
             pen.box(2, y - 16, LEFT - 12, 20.5, INK, 1)
-        words = line.strip() if len(line.strip()) < LETTERS else line.strip()[: LETTERS - 4] + "…"
-        pen.text(16 if line.startswith("    ") else 6, y, words, fill=PAPER if ran else INK)
+        wide = LETTERS - 4 * (row == walk.edited)  # bold
+        words = line.strip() if len(line.strip()) < wide else line.strip()[: wide - 4] + "…"
         if row == walk.edited:
-            pen.box(2, y - 16, LEFT - 12, 20.5, "none", 4, True)
+            pen.box(2, y - 17, LEFT - 12, 22.5, INK if ran else PAPER, 3, True)
+        pen.text(16 if line.startswith("    ") else 6, y, words, fill=PAPER if ran else INK, bold=row == walk.edited)
     if _focus(walk) >= 0:
         pen.text(8, 333, walk.source[_focus(walk)].strip(), bold=True)
     _memory(walk, pen)

@@ -1,9 +1,9 @@
 """The run that the view `kernel` draws: online_softmax.py's source on the stand-in for Triton, an event for each line.
 
-    source   the changed line (-1: none), then the kernel's lines from its loop on
-    cache    block size, tokens, blocks, then the block table
-    right    largest score, total and output by NumPy, all tokens at once
-    line     which of those lines ran (-1: one before the loop), a name that it set and its numbers
+source   the changed line (-1: none), then the kernel's lines from its loop on
+cache    block size, tokens, blocks, then the block table
+right    largest score, total and output by NumPy, all tokens at once
+line     which of those lines ran (-1: one before the loop), a name that it set and its numbers
 """
 
 import ast
@@ -34,7 +34,6 @@ EDITS = {
     "mask_off": (" & (block_index * BLOCK_SIZE + offset < seq_len)", ""),
     "rescale_off": ("alpha = tl.exp2(largest - new_largest)", "alpha = 1.0"),
 }
-
 
 
 def _kernel(edit: tuple[str, str]) -> tuple[Any, list[str], int]:

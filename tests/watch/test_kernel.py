@@ -36,7 +36,7 @@ def test_the_largest_score_comes_last_and_all_sums_are_rescaled(seed):
     assert rise in (1, 2, 3) and alpha.one("alpha") == 2**-rise < 1
     assert [state.one("alpha") for state in player.states if "alpha" in state.changed] == [0, 1, 2**-rise]
     assert total.one("total") == before.one("total") * 2**-rise + sum(total.values["weights"])
-    assert player.ask()[1][player.answer()[0]] == f"{2**-rise:g}"
+    assert player.ask()[1][player.answer()[0]] == f"by {2**-rise:g}"
     added = np.array(total.values["weights"]) @ np.reshape(total.values["v"], (4, 2))
     assert np.array_equal(result.values["result"], np.array(before.values["result"]) * 2**-rise + added)
     assert np.allclose(end.values["out"], softmax(seed)) and all(end.equals())
@@ -73,6 +73,25 @@ def test_without_alpha_early_tokens_count_too_much(seed):
     assert f"{1 / alpha:g} times" in player.answer()[1]
 
 
+@pytest.mark.parametrize(
+    ("scenario", "largest", "total", "out"),
+    [
+        ("rises", 5, 1.875, (2.117, 3.233)),
+        ("reversed", 5, 1.875, (2.117, 3.233)),
+        ("mask_off", 6, 1.969, (5.722, 6.254)),
+        ("rescale_off", 5, 4.125, (1.667, 2.606)),
+    ],
+)
+def test_the_numbers_of_docs_demos(scenario, largest, total, out):
+    end = views.kernel(scenario).states[-1]
+    assert (end.one("largest"), round(end.one("total"), 3)) == (largest, total)
+    assert tuple(round(x, 3) for x in end.values["out"]) == out
+    if scenario == "mask_off":
+        assert "52% of the weight" in views.kernel(scenario).answer()[1]
+    if scenario == "rescale_off":
+        assert "4 times too much" in views.kernel(scenario).answer()[1]
+
+
 def test_the_lines_are_those_of_the_kernels_file_and_one_of_them_is_changed():
     import kvlab_kernels
 
@@ -89,7 +108,7 @@ def test_every_line_of_the_loop_has_run_in_each_tile_and_the_bar_says_so():
     player = views.kernel()
     rows = [row for state in player.states for row in state.rows]
     assert rows == [*range(13), *range(13), *range(13), 0, 13, 14]
-    bar = re.findall(r'fill="#ffffff">([^<]*)</text>', player.svg(7))
+    bar = re.findall(r'fill="#ffffff"[^>]*>([^<]*)</text>', player.svg(7))
     assert bar == ["total = total * alpha + sum(weights)"]
 
 
