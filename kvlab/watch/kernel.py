@@ -110,8 +110,9 @@ def _answer_rises(states: Sequence[Walk]) -> int:
 def _why_rises(states: Sequence[Walk]) -> str:
     now = states[ALPHA]
     old, new = now.one("largest"), now.one("new_largest")
-    return (f"total and result hold weights relative to {old:g}; times {now.one('alpha'):g} they are relative to {new:g}, "
-            "as all weights from now on.")  # fmt: skip
+    alpha = now.one("alpha")
+    return (f"total and result hold weights relative to {old:g}; times {alpha:g} they are relative to {new:g}, as all "
+            "weights from now on.")  # fmt: skip
 
 
 def _ask_reversed(walk: Walk) -> tuple[str, Sequence[str]]:

@@ -21,7 +21,7 @@ def _say(x: float) -> str:
 
 
 def _focus(walk: "Walk") -> int:
-    """The line that is shown in full: the edited one if it ran or nothing has; of a lookup the one that reads the table."""
+    """The line that is shown in full: the edited one if it ran or nothing has; else the first, but not the loop's."""
     if walk.edited in walk.rows or not walk.rows:
         return walk.edited
     return next((r for r in walk.rows if not walk.source[r].startswith("for")), -1)
@@ -35,7 +35,7 @@ def draw(walk: "Walk", pen: Svg) -> None:
         wide = LETTERS - 4 * (row == walk.edited)  # bold
         words = line.strip() if len(line.strip()) < wide else line.strip()[: wide - 4] + "…"
         if row == walk.edited:
-            pen.box(2, y - 17, LEFT - 12, 22.5, INK if ran else PAPER, 3, True)
+            pen.box(2, y - 16, LEFT - 12, 20.5, INK if ran else PAPER, 3, True)
         pen.text(16 if line.startswith("    ") else 6, y, words, fill=PAPER if ran else INK, bold=row == walk.edited)
     if _focus(walk) >= 0:
         pen.text(8, 333, walk.source[_focus(walk)].strip(), bold=True)
@@ -70,9 +70,9 @@ def _memory(walk: "Walk", pen: Svg) -> None:
 
 def _table(walk: "Walk", pen: Svg) -> None:
     """The block table of this sequence; thick: the entry of this tile."""
-    pen.text(LEFT + 530, 132, "block table")
+    pen.text(LEFT + 530, 132, "A's block table")
     for i, block in enumerate(walk.table):
-        pen.box(LEFT + 530 + 50 * i, 142, 44, 36, PAPER, 6 if i == walk.tile else 2)
+        pen.box(LEFT + 530 + 50 * i, 142, 44, 36, owner("A").hue, 6 if i == walk.tile else 2)
         pen.text(LEFT + 552 + 50 * i, 167, block, anchor="middle", bold=i == walk.tile)
 
 
