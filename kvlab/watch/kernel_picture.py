@@ -70,7 +70,7 @@ def _memory(walk: "Walk", pen: Svg) -> None:
 
 def _table(walk: "Walk", pen: Svg) -> None:
     """The block table of this sequence; thick: the entry of this tile."""
-    pen.text(LEFT + 530, 132, "A's table (块表)")
+    pen.text(LEFT + 530, 132, "A's table")
     for i, block in enumerate(walk.table):
         pen.box(LEFT + 530 + 50 * i, 142, 44, 36, owner("A").hue, 6 if i == walk.tile else 2)
         pen.text(LEFT + 552 + 50 * i, 167, block, anchor="middle", bold=i == walk.tile)
