@@ -14,7 +14,7 @@ from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
 # Each is a module of kvlab.watch with a VIEW.
-NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address")
+NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address", "kernel")
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -78,3 +78,8 @@ def strip(scenario: str | None = None, **options) -> Player:
 def address(scenario: str | None = None, **options) -> Player:
     """View 3: the address explorer. Scenarios "scattered" and "wrong"; options as for `show`."""
     return show("address", scenario, **options)
+
+
+def kernel(scenario: str | None = None, **options) -> Player:
+    """View 9: one query's walk. Scenarios "rises", "reversed", "mask_off", "rescale_off"; options as for `show`."""
+    return show("kernel", scenario, **options)
