@@ -1,5 +1,7 @@
 """Decodes by bucket, through stand-in graphs: the tokens, the cache and the launches are those of eager steps."""
 
+import gc
+
 import pytest
 import torch
 from graph_doubles import PaddedTorch, put_graphs_on
@@ -7,7 +9,14 @@ from test_equality import make_engine, run, workload
 
 from kvlab import LLM, SamplingParams
 from kvlab.config import EngineConfig
-from kvlab.engine.graphs import capture_lengths, capture_sizes, estimate_bytes, graph_bytes, make_graph_pool
+from kvlab.engine.graphs import (
+    GraphPool,
+    capture_lengths,
+    capture_sizes,
+    estimate_bytes,
+    graph_bytes,
+    make_graph_pool,
+)  # fmt: skip
 from kvlab.engine.staging import StagingBuffer
 from kvlab.model.config import ModelConfig
 
@@ -236,3 +245,45 @@ def test_no_graphs_without_a_gpu(checkpoint):
     llm = LLM(str(checkpoint("qwen2-tied")), num_gpu_blocks_override=8, max_model_len=20)
     assert llm.engine.runner.graphs is None and make_graph_pool(llm.config, llm.model) is None
     assert graph_bytes(llm.config, llm.model) == 0
+
+
+class Garbage:
+    """Lives in a cycle, so that only the collector can end it; says when that happens."""
+
+    ends = []
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        self.ends.append(self)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_graph_is_recorded(fails):
+    """It may hold a graph of an engine that is gone, and CUDA forbids to destroy one during a recording."""
+
+    class Recording:
+        def capture(self, run):
+            Garbage.ends.clear()
+            Garbage()
+            many = [[] for _ in range(200_000)]  # far more than start the collector
+            run()
+            assert many and not Garbage.ends
+            return run
+
+    def forward():
+        if fails:
+            raise RuntimeError("out of memory")
+        return torch.ones(2, 5)
+
+    pool = GraphPool(Recording(), [2], [8], torch.zeros(2, 5))
+    assert gc.isenabled()
+    if fails:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            pool.run((2, 8), forward)
+    else:
+        assert (pool.run((2, 8), forward) == 1).all()
+    assert gc.isenabled()
+    gc.collect()
+    assert Garbage.ends
