@@ -30,6 +30,12 @@ def choose_device(name: str) -> str:
         raise ValueError(f"device is {name!r}, but PyTorch finds no CUDA GPU here: use 'cpu' (see `kvlab doctor`)")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {name!r}: kvlab runs on 'cpu' and 'cuda'")
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        # Triton launches, torch.cuda.Event records and torch.cuda.graph captures on the thread's current GPU.
+        raise ValueError(
+            f"device is {name!r}, and kvlab runs on one GPU, the current one: start the process with "
+            f"CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"
+        )
     return "cpu" if device.type == "cpu" else str(device)
 
 
