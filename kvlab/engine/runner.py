@@ -49,7 +49,8 @@ class ModelRunner:
         width = cdiv(max_model_len, kv_cache.block_size)
         self.rows = TableRows(max_num_seqs, width)
         # All seats decoding at full length, which graphs must find here, or some thousand tokens of prompts.
-        self.staging = StagingBuffer(4 * max_num_seqs * width + (1 << 18), kv_cache.device)
+        # A decode is 40 bytes (4 numbers of 8, 2 of 4) beside its table.
+        self.staging = StagingBuffer((64 + 4 * width) * max_num_seqs + (1 << 18), kv_cache.device)
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         """Make the copies, compute every scheduled token, sample. Token ids by request id."""

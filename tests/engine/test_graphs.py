@@ -17,8 +17,11 @@ from kvlab.engine.graphs import (
     graph_bytes,
     make_graph_pool,
 )  # fmt: skip
+from kvlab.engine.inputs import Prepared
+from kvlab.engine.runner import ModelRunner
 from kvlab.engine.staging import StagingBuffer
 from kvlab.model.config import ModelConfig
+from kvlab.model.kv_cache import KVCache
 
 
 def tokens_of(llm, requests, seed):
@@ -239,6 +242,14 @@ def test_sizes_that_cannot_be_are_refused(sizes):
         EngineConfig(cudagraph_capture_sizes=sizes)
     with pytest.raises(ValueError, match="enforce_eager"):
         EngineConfig(enforce_eager=1)
+
+
+def test_inputs_of_the_largest_graph_do_not_move():
+    """They lie in the buffer that never grows, for a graph keeps their addresses: with very many seats, too."""
+    cache = KVCache(ModelConfig("qwen2", 8, 8, 1, 1, 1, 8, 16, 64), 2, 16, torch.float32)
+    runner = ModelRunner(None, cache, max_num_seqs=20_000, max_model_len=16)
+    batch = runner.lay_out(Prepared(), key=(20_000, 16))[0]
+    assert batch.logits_indices.shape == (20_000,) and runner.staging.overflow.used == 0
 
 
 def test_no_graphs_without_a_gpu(checkpoint):
