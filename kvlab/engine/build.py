@@ -3,7 +3,8 @@
     settings -> EngineConfig -> weights -> the largest step, measured -> blocks that fit beside both
         -> KVCache -> attention backend -> ModelRunner -> EngineCore <- Scheduler
 
-What it settles on the way (device, max_model_len, the numbers of blocks, no graphs for parts) it writes into the EngineConfig.
+What it settles on the way (device, max_model_len, the numbers of blocks, no graphs for parts) it writes into the
+EngineConfig.
 """
 
 from dataclasses import fields

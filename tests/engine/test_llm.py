@@ -297,7 +297,7 @@ def test_failed_copies_end_their_step_and_nothing_else(checkpoint, monkeypatch):
 
 
 def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
-    """Kernels are launched, events recorded and graphs captured on the thread's current GPU, wherever the tensors are."""
+    """Kernels are launched, events recorded, graphs captured on the thread's current GPU, wherever the tensors are."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert [choose_device(name) for name in ("auto", "cuda", "cuda:0", "cpu")] == ["cuda", "cuda", "cuda:0", "cpu"]

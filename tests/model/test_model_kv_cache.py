@@ -200,7 +200,7 @@ def test_impossible_caches_are_refused(kwargs, message):
 
 @pytest.mark.parametrize("fails", ["copy_blocks", "scatter_blocks"])
 def test_kernels_that_do_not_start_are_not_kept(fails):
-    """Without a C compiler Triton fails at the first launch: the engine goes on with PyTorch, and so must its copies."""
+    """Without a C compiler Triton fails at the first launch: the engine goes on with PyTorch, its copies too."""
 
     def launch(name):
         def call(*args):
