@@ -33,7 +33,7 @@ SMALLER_MODEL = (
     "use a smaller or a quantised model, or end what else uses the GPU; `kvlab plan` says what fits which GPU"
 )
 SMALLER_STEP = "lower max_num_batched_tokens, max_num_seqs or max_model_len, or end what else uses the GPU"
-FEWER_BLOCKS = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else uses the GPU"
+FEWER_BLOCKS = "lower gpu_memory_utilization, num_gpu_blocks_override or swap_space, or end what else uses the GPU"
 
 
 class Built(NamedTuple):
