@@ -3,7 +3,8 @@
     settings -> EngineConfig -> weights -> the largest step, measured -> blocks that fit beside both
         -> KVCache -> attention backend -> ModelRunner -> EngineCore <- Scheduler
 
-What it settles on the way (device, max_model_len, the numbers of blocks) it writes into the EngineConfig.
+What it settles on the way (device, max_model_len, the numbers of blocks, no graphs for parts) it writes into the
+EngineConfig.
 """
 
 from dataclasses import fields
@@ -32,7 +33,7 @@ SMALLER_MODEL = (
     "use a smaller or a quantised model, or end what else uses the GPU; `kvlab plan` says what fits which GPU"
 )
 SMALLER_STEP = "lower max_num_batched_tokens, max_num_seqs or max_model_len, or end what else uses the GPU"
-FEWER_BLOCKS = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else uses the GPU"
+FEWER_BLOCKS = "lower gpu_memory_utilization, num_gpu_blocks_override or swap_space, or end what else uses the GPU"
 
 
 class Built(NamedTuple):
@@ -72,6 +73,8 @@ def build_engine(name: str, config: EngineConfig, policies: Policies | None = No
     if asked is not None and asked > known_positions:
         raise ValueError(f"max_model_len is {asked}, but the model knows {known_positions} positions: use no more")
     config.max_model_len = asked or known_positions
+    if parts is not None and (parts.batch_layout or parts.model_ops(model_config)):
+        config.enforce_eager = True  # a CUDA graph runs no Python: it would replay what somebody's function did once
     dtype = model.dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
 
     def make_runner(num_blocks: int, num_cpu_blocks: int = 0) -> ModelRunner:

@@ -16,11 +16,18 @@ from typing import Protocol
 from kvlab.schedule import EngineCoreOutput, Request, SampledTokens, Scheduler, SchedulerOutput
 
 
+class DeviceLost(RuntimeError):
+    """The GPU does nothing more for this process. No request is to blame, and none can be served: the engine ends."""
+
+
 class Runner(Protocol):
     """Computes what the scheduler decided: kvlab.engine.ModelRunner, or a stand-in without a model."""
 
     def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
-        """Make output.block_ops once, run one forward, return the sampled token ids by request id."""
+        """Make output.block_ops once, run one forward, return the sampled token ids by request id.
+
+        DeviceLost ends the engine, any other exception the requests that bring it.
+        """
 
 
 def step(scheduler: Scheduler, runner: Runner) -> list[EngineCoreOutput]:
@@ -85,6 +92,8 @@ class EngineCore:
                 tokens = self.runner.execute(alone)
                 sampled.update(tokens)
                 sampled.logprobs |= getattr(tokens, "logprobs", {})
+            except DeviceLost:
+                raise
             except Exception as error:
                 ended = self.scheduler.fail_requests([entry[0]], describe(error))
                 failed += [EngineCoreOutput.ended(request) for request in ended]
@@ -108,6 +117,8 @@ class _Forward:
             )
         try:
             self.sampled = core.runner.execute(output)
+        except DeviceLost:
+            raise
         except Exception as error:
             if output.block_ops and not output.block_ops_done:
                 raise _GivenUp(output, describe(error)) from error

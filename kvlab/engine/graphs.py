@@ -15,8 +15,10 @@ prompt, or with more sequences than the largest bucket, run as they always did: 
 Python needs to launch them.
 """
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
@@ -110,9 +112,27 @@ class GraphPool:
             def run() -> None:
                 logits.copy_(forward())
 
-            self._replays[key] = self.backend.capture(run)
+            with collector_paused():
+                self._replays[key] = self.backend.capture(run)
         self._replays[key]()
         return logits
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Without Python's garbage collector (垃圾回收器).
+
+    Garbage may hold a graph or a compiled kernel, of an engine that was there before. CUDA forbids to destroy it while
+    this thread records, and the recording would be lost; torch.cuda.graph has not collected beforehand since PyTorch
+    2.9 (pytorch/pytorch#161037).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def graph_sizes(config: EngineConfig, model: CausalLM) -> list[int]:

@@ -30,6 +30,12 @@ def choose_device(name: str) -> str:
         raise ValueError(f"device is {name!r}, but PyTorch finds no CUDA GPU here: use 'cpu' (see `kvlab doctor`)")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {name!r}: kvlab runs on 'cpu' and 'cuda'")
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        # Triton launches, torch.cuda.Event records and torch.cuda.graph captures on the thread's current GPU.
+        raise ValueError(
+            f"device is {name!r}, and kvlab runs on one GPU, the current one: start the process with "
+            f"CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"
+        )
     return "cpu" if device.type == "cpu" else str(device)
 
 
@@ -53,11 +59,16 @@ def plan_blocks(config: EngineConfig, model_config: ModelConfig, dtype: torch.dt
     num_cpu = config.num_cpu_blocks_override
     if num_cpu is None:
         num_cpu = int(config.swap_space * sizing.GIB // block_bytes)
-    on_host = (num_cpu + (num_gpu if config.device == "cpu" else 0)) * block_bytes
+    if config.device == "cpu":
+        on_host, rounded = (num_cpu + num_gpu) * block_bytes, ""
+    else:  # pinned, and PyTorch's allocator of such memory rounds up
+        on_host = 1 << (num_cpu * block_bytes - 1).bit_length() if num_cpu else 0
+        rounded = ", pinned and so rounded up to a power of two"
     if on_host > host_bytes():
         raise ValueError(
             f"{num_gpu} blocks and {num_cpu} of swap space take {sizing.format_bytes(on_host)} of this machine's "
-            f"{sizing.format_bytes(host_bytes())}: lower num_gpu_blocks_override, num_cpu_blocks_override or swap_space"
+            f"{sizing.format_bytes(host_bytes())}{rounded}: lower num_gpu_blocks_override, "
+            "num_cpu_blocks_override or swap_space"
         )
     return num_gpu, num_cpu
 
@@ -87,12 +98,15 @@ def check_max_model_len(config: EngineConfig, num_gpu_blocks: int) -> None:
 
 @contextmanager
 def out_of_memory(doing: str, remedy: str) -> Iterator[None]:
-    """Make a ValueError, which says what to do, of CUDA's out-of-memory error."""
+    """Make a ValueError, which says what to do, of CUDA's out-of-memory error: for a GPU's memory, or pinned memory."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+        if "out of memory" not in str(error):
+            raise
         first = " ".join(str(error).split()).partition(" See documentation")[0]
-        raise ValueError(f"the GPU's memory ran out while {doing}: {remedy}. PyTorch says: {first}") from None
+        whose = "the GPU's" if isinstance(error, torch.OutOfMemoryError) else "the GPU's or pinned"
+        raise ValueError(f"{whose} memory ran out while {doing}: {remedy}. PyTorch says: {first}") from None
 
 
 def log_memory(config: EngineConfig, block_bytes: int, memory: MemoryUse | None) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvlab.blocks import cdiv
+from kvlab.engine.core import DeviceLost
 from kvlab.engine.graphs import GraphPool, Key
 from kvlab.engine.inputs import Prepared, lay_out_by
 from kvlab.engine.logits import Adjustment, top_logprobs
@@ -49,10 +50,25 @@ class ModelRunner:
         width = cdiv(max_model_len, kv_cache.block_size)
         self.rows = TableRows(max_num_seqs, width)
         # All seats decoding at full length, which graphs must find here, or some thousand tokens of prompts.
-        self.staging = StagingBuffer(4 * max_num_seqs * width + (1 << 18), kv_cache.device)
+        # A decode is 40 bytes (4 numbers of 8, 2 of 4) beside its table.
+        self.staging = StagingBuffer((64 + 4 * width) * max_num_seqs + (1 << 18), kv_cache.device)
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
-        """Make the copies, compute every scheduled token, sample. Token ids by request id."""
+        """Make the copies, compute every scheduled token, sample. Token ids by request id.
+
+        DeviceLost where CUDA has failed for good, as it has for a process after an illegal memory access.
+        """
+        try:
+            return self._execute(output)
+        except Exception as error:
+            if self.kv_cache.device.type == "cuda":
+                try:
+                    torch.cuda.synchronize(self.kv_cache.device)
+                except RuntimeError:
+                    raise DeviceLost(f"the GPU has failed: start the process again. First came: {error}") from error
+            raise
+
+    def _execute(self, output: SchedulerOutput) -> SampledTokens:
         sampled = SampledTokens()
         if not output.block_ops_done:
             self.kv_cache.apply(output.block_ops)

@@ -78,7 +78,7 @@ class _Memory:
 
     def allocate(self, num_bytes: int) -> None:
         size, on_gpu = -(-num_bytes // ALIGN) * ALIGN, self.device.type == "cuda"
-        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+        self.host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=on_gpu)
         self.on_device = torch.empty_like(self.host, device=self.device) if on_gpu else self.host
         self.arrays = {dtype: self.host.numpy().view(dtype) for dtype in DTYPES}
         self.tensors = {dtype: self.on_device.view(of_torch) for dtype, of_torch in DTYPES.items()}

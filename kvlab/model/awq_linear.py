@@ -6,6 +6,8 @@
 The format itself is in awq.py, on which the kernel stands, too.
 """
 
+from subprocess import SubprocessError
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,11 @@ def uses_kernel(attention_backend: str, device: torch.device | str) -> bool:
     if attention_backend != "auto" or not on_gpu:
         return attention_backend == "triton"
     try:
-        from kvlab_kernels.launch import INTERPRETED
-    except (ImportError, RuntimeError):
+        from kvlab_kernels.launch import INTERPRETED, triton
+
+        if not INTERPRETED:
+            triton.runtime.driver.active  # noqa: B018 (built when it is first asked for, by a C compiler with Python.h)
+    except (ImportError, RuntimeError, SubprocessError):
         return False
     return not INTERPRETED and torch.cuda.get_device_capability(device) >= (8, 0)
 

@@ -7,6 +7,7 @@
 """
 
 import warnings
+from subprocess import SubprocessError
 
 from kvlab.model.attention import AttentionBackend, NaiveAttention, TorchAttention
 from kvlab.model.kv_cache import KVCache
@@ -49,7 +50,7 @@ def choose_attention_backend(name: str, kv_cache: KVCache, split_tokens: int = 0
             raise RuntimeError("kernels are interpreted in this process, by TRITON_INTERPRET")
         kv_cache.use_kernels(backend.block_copy)
         return backend
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (ImportError, RuntimeError, ValueError, SubprocessError) as error:  # the last: gcc, without Python.h
         if name == "triton" or split_tokens:
             raise
         warnings.warn(f"attention backend 'torch', not the quicker 'triton': {error}", stacklevel=2)

@@ -72,7 +72,8 @@ class KVCache:
         # All that a block consists of. Scales first: in a block's bytes they then lie at multiples of 4.
         self.tensors = [*self.scales, *self.layers]
         pin = self.device.type == "cuda" and num_cpu_blocks > 0
-        self.cpu_pool = torch.zeros((num_cpu_blocks, self.bytes_per_block), dtype=torch.uint8, pin_memory=pin)
+        host = dict(dtype=torch.uint8, device="cpu", pin_memory=pin)
+        self.cpu_pool = torch.zeros((num_cpu_blocks, self.bytes_per_block), **host)
         # Not num_cpu_blocks alone: siblings may each take their own copy of one CPU block, in one run.
         rows = min(MAX_RUN, max(num_blocks, num_cpu_blocks)) if num_cpu_blocks else 0
         self._staging = torch.empty((rows, self.bytes_per_block), dtype=torch.uint8, device=self.device)
@@ -139,14 +140,18 @@ class KVCache:
         """Move blocks by the kernel of kvlab_kernels.block_copy: one launch a run, not two for each tensor.
 
         The module is handed in because it stands on this one. Call it while no block holds anything: some are moved, to
-        have the kernel compiled.
+        have the kernel compiled. Where that fails, PyTorch moves them as before, and the error is passed on.
         """
         pieces = block_copy.pieces_of(self.tensors)
         self._kernels = block_copy, pieces, block_copy.pieces_of_rows(self._staging, pieces)
-        self._copy([0], [1])
-        if len(self._staging):
-            self._gather([0])
-            self._scatter([1])
+        try:
+            self._copy([0], [1])
+            if len(self._staging):
+                self._gather([0])
+                self._scatter([1])
+        except BaseException:
+            self._kernels = None
+            raise
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         """Blocks to blocks, all read before any is written."""

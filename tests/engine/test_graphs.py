@@ -1,5 +1,7 @@
 """Decodes by bucket, through stand-in graphs: the tokens, the cache and the launches are those of eager steps."""
 
+import gc
+
 import pytest
 import torch
 from graph_doubles import PaddedTorch, put_graphs_on
@@ -7,9 +9,19 @@ from test_equality import make_engine, run, workload
 
 from kvlab import LLM, SamplingParams
 from kvlab.config import EngineConfig
-from kvlab.engine.graphs import capture_lengths, capture_sizes, estimate_bytes, graph_bytes, make_graph_pool
+from kvlab.engine.graphs import (
+    GraphPool,
+    capture_lengths,
+    capture_sizes,
+    estimate_bytes,
+    graph_bytes,
+    make_graph_pool,
+)  # fmt: skip
+from kvlab.engine.inputs import Prepared
+from kvlab.engine.runner import ModelRunner
 from kvlab.engine.staging import StagingBuffer
 from kvlab.model.config import ModelConfig
+from kvlab.model.kv_cache import KVCache
 
 
 def tokens_of(llm, requests, seed):
@@ -232,7 +244,57 @@ def test_sizes_that_cannot_be_are_refused(sizes):
         EngineConfig(enforce_eager=1)
 
 
+def test_inputs_of_the_largest_graph_do_not_move():
+    """They lie in the buffer that never grows, for a graph keeps their addresses: with very many seats, too."""
+    cache = KVCache(ModelConfig("qwen2", 8, 8, 1, 1, 1, 8, 16, 64), 2, 16, torch.float32)
+    runner = ModelRunner(None, cache, max_num_seqs=20_000, max_model_len=16)
+    batch = runner.lay_out(Prepared(), key=(20_000, 16))[0]
+    assert batch.logits_indices.shape == (20_000,) and runner.staging.overflow.used == 0
+
+
 def test_no_graphs_without_a_gpu(checkpoint):
     llm = LLM(str(checkpoint("qwen2-tied")), num_gpu_blocks_override=8, max_model_len=20)
     assert llm.engine.runner.graphs is None and make_graph_pool(llm.config, llm.model) is None
     assert graph_bytes(llm.config, llm.model) == 0
+
+
+class Garbage:
+    """Lives in a cycle, so that only the collector can end it; says when that happens."""
+
+    ends = []
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        self.ends.append(self)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_graph_is_recorded(fails):
+    """It may hold a graph of an engine that is gone, and CUDA forbids to destroy one during a recording."""
+
+    class Recording:
+        def capture(self, run):
+            Garbage.ends.clear()
+            Garbage()
+            many = [[] for _ in range(200_000)]  # far more than start the collector
+            run()
+            assert many and not Garbage.ends
+            return run
+
+    def forward():
+        if fails:
+            raise RuntimeError("out of memory")
+        return torch.ones(2, 5)
+
+    pool = GraphPool(Recording(), [2], [8], torch.zeros(2, 5))
+    assert gc.isenabled()
+    if fails:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            pool.run((2, 8), forward)
+    else:
+        assert (pool.run((2, 8), forward) == 1).all()
+    assert gc.isenabled()
+    gc.collect()
+    assert Garbage.ends

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kvlab.engine import LLM
+from kvlab.engine.memory import choose_device
 from kvlab.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -293,3 +294,12 @@ def test_failed_copies_end_their_step_and_nothing_else(checkpoint, monkeypatch):
     assert "on fire" in spoiled.error
     assert waiting.outputs[0].token_ids == expected
     assert engine.stats()["usage"] == 0
+
+
+def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
+    """Kernels are launched, events recorded, graphs captured on the thread's current GPU, wherever the tensors are."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert [choose_device(name) for name in ("auto", "cuda", "cuda:0", "cpu")] == ["cuda", "cuda", "cuda:0", "cpu"]
+    with pytest.raises(ValueError, match=r"'cuda:1'.*CUDA_VISIBLE_DEVICES=1.*'cuda'"):
+        choose_device("cuda:1")

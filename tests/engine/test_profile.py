@@ -12,7 +12,7 @@ from tensor_meter import TensorMeter
 
 from kvlab import LLM, SamplingParams, plan, sizing
 from kvlab.config import EngineConfig
-from kvlab.engine import build, sampler
+from kvlab.engine import build, memory, sampler
 from kvlab.engine.build import build_engine, make_config
 from kvlab.engine.profile import CudaMeter, largest_steps
 from kvlab.engine.runner import ModelRunner
@@ -95,6 +95,31 @@ def test_the_log_says_what_fits_in_the_words_of_vllm(caplog):
         built(200 * MIB, 60 * MIB, max_num_batched_tokens=64, max_num_seqs=2)
     assert caplog.messages[0].startswith("Memory: 60 MiB in use before the KV cache")
     assert caplog.messages[0].endswith("of 200 MiB x 0.9")
+
+
+def test_pinned_swap_space_counts_as_what_pytorch_takes(monkeypatch):
+    """Its allocator rounds pinned memory up to a power of two: 20 GiB would take 32 (pytorch/pytorch#95823)."""
+    shape = ModelConfig("qwen2", 16, 16, 1, 1, 1, 16, 64, 64)
+    monkeypatch.setattr(memory, "host_bytes", lambda: 24 << 30)
+
+    def plan_blocks(device, **options):
+        config = EngineConfig(device=device, num_gpu_blocks_override=8, max_model_len=64, **options)
+        return memory.plan_blocks(config, shape, torch.float32)
+
+    assert plan_blocks("cpu", swap_space=20.0) == (8, (20 << 30) // 2048)
+    assert plan_blocks("cuda", swap_space=16.0) == (8, (16 << 30) // 2048)
+    with pytest.raises(ValueError, match=r"swap space take 32 GiB of .* 24 GiB.*power of two.*swap_space"):
+        plan_blocks("cuda", swap_space=20.0)
+
+
+def test_pinned_memory_that_is_refused_is_a_sentence_too():
+    """By CUDA itself, so that PyTorch has another exception for it."""
+    with pytest.raises(ValueError, match="pinned memory ran out while making blocks: take fewer. .*CUDA error"):
+        with memory.out_of_memory("making blocks", "take fewer"):
+            raise torch.AcceleratorError("CUDA error: out of memory")
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        with memory.out_of_memory("making blocks", "take fewer"):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 def raise_out_of_memory(*args, **kwargs):

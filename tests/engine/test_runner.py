@@ -1,12 +1,14 @@
 """The runner's way to a step's inputs against the slow one, `flat_batch`, under pressure, forks and swaps."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab import LLM
 from kvlab.blocks import BlockTable, KVCacheBlock
 from kvlab.config import EngineConfig
-from kvlab.engine.core import EngineCore
+from kvlab.engine.core import DeviceLost, EngineCore
 from kvlab.engine.runner import ModelRunner
 from kvlab.model.batch import flat_batch
 from kvlab.model.config import ModelConfig
@@ -105,3 +107,31 @@ def test_slots_past_2_to_the_31():
     table = BlockTable([KVCacheBlock(far + 5), KVCacheBlock(far)])
     batch, _, _ = runner.lay_out(runner.prepare(SchedulerOutput(1, [(request, 20)], [table])))
     assert batch.slot_mapping.tolist() == [(far + 5) * 16 + i for i in range(16)] + [far * 16 + i for i in range(4)]
+
+
+def test_a_gpu_that_is_lost_ends_the_engine_and_not_each_request(monkeypatch, checkpoint):
+    """After an illegal access every call of CUDA fails: a server that lives on would answer nothing but errors."""
+    llm = LLM(str(checkpoint("qwen2-tied")), num_gpu_blocks_override=20, max_model_len=40)
+    runner, calls, lost = llm.engine.runner, [], [False]
+
+    def forward(batch, key):
+        calls.append(len(batch.seq_lens))
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    def synchronize(device):
+        if lost[0]:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner, "forward", forward)
+    monkeypatch.setattr(runner.kv_cache, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    for prompt in ([1, 2], [3, 4, 5]):
+        llm.add_request(prompt, SamplingParams(temperature=0, max_tokens=2))
+    assert [delta.error is None for delta in llm.step()] == [False, False]  # a device that works
+    assert calls == [2, 1, 1] and not llm.engine.has_unfinished_requests()
+    lost[0] = True
+    for prompt in ([1, 2], [3, 4, 5]):
+        llm.add_request(prompt, SamplingParams(temperature=0, max_tokens=2))
+    with pytest.raises(DeviceLost, match="start the process again.*illegal memory access"):
+        llm.step()
+    assert calls == [2, 1, 1, 2]

@@ -48,3 +48,11 @@ def test_what_does_not_fit_goes_elsewhere_and_the_rest_stays():
         assert [x.unique().tolist() for x in tensors.values()] == [[0], [1], [2]]
         assert tensors["a"].data_ptr() == before
         assert buffer.fixed.used == 64 and buffer.overflow.used >= 8 * count  # "c" found room in the first
+
+
+def test_the_host_is_the_cpu_whatever_the_default_device():
+    """As set by torch.set_default_device("cuda"), whose memory NumPy cannot write."""
+    with torch.device("meta"):
+        arrays, tensors = StagingBuffer(100, "cpu").lay_out({"a": (np.int64, (3,))})
+    arrays["a"][:] = 7
+    assert tensors["a"].tolist() == [7, 7, 7]

@@ -1,6 +1,7 @@
 """Attention backends against the loops of `naive_paged_attention`, and those against plain softmax."""
 
 import math
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,8 @@ from attention_steps import attend_with, blocks_for, make_cache, make_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.model import attention
-from kvlab.model.attention import context_slots, group_by_length
+from kvlab.model import attention, backends
+from kvlab.model.attention import TorchAttention, context_slots, group_by_length
 from kvlab.model.backends import get_attention_backend
 from kvlab.model.batch import flat_batch
 
@@ -110,3 +111,21 @@ def test_unknown_backends_are_named():
         get_attention_backend("flash")
     with pytest.raises(ValueError, match="deterministic_split_tokens is 256.*'torch' has no splits"):
         get_attention_backend("torch", 256)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Failed to find C compiler"), CalledProcessError(1, ["gcc", "main.c"])])
+def test_a_gpu_machine_that_cannot_build_kernels_attends_by_pytorch(error, monkeypatch):
+    """Triton builds its launchers by a C compiler with Python.h: without either it fails in its own way."""
+
+    def use_kernels(module):
+        raise error
+
+    kernels = SimpleNamespace(check=lambda kv_cache: None, interpreted=False, block_copy=None)
+    choose = backends.get_attention_backend
+    get = lambda name, *_: kernels if name == "triton" else choose(name)  # noqa: E731
+    monkeypatch.setattr(backends, "get_attention_backend", get)
+    kv_cache = SimpleNamespace(device=torch.device("cuda"), use_kernels=use_kernels)
+    with pytest.warns(UserWarning, match="not the quicker 'triton'"):
+        assert isinstance(backends.choose_attention_backend("auto", kv_cache), TorchAttention)
+    with pytest.raises(type(error)):
+        backends.choose_attention_backend("triton", kv_cache)

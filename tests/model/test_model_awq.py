@@ -1,6 +1,7 @@
 """AWQ's format: packing, dequantising, what a configuration may say; folders against the same weights written out."""
 
 import json
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -197,6 +198,27 @@ def test_a_config_that_forgot_the_quantisation(checkpoint, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="extra: model.layers.0.mlp.down_proj.qweight"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Failed to find C compiler"), CalledProcessError(1, ["gcc", "main.c"])])
+def test_where_no_kernel_can_be_built_weights_are_written_out(error, monkeypatch):
+    """As attention goes on by PyTorch there (backends.py): known before the weights are loaded, or it is too late."""
+    launch = pytest.importorskip("kvlab_kernels.launch")
+
+    class Driver:
+        fails = False
+
+        @property
+        def active(self):
+            if self.fails:
+                raise error
+
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch.triton.runtime, "driver", Driver())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert uses_kernel("auto", "cuda")
+    Driver.fails = True
+    assert not uses_kernel("auto", "cuda")
 
 
 def test_who_multiplies_in_4_bits():

@@ -1,5 +1,7 @@
 """KVCache moves blocks as if its operations ran one by one, in all layers, and refuses what would do harm."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -194,3 +196,28 @@ def test_int8_is_read_as_it_was_written():
 def test_impossible_caches_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         KVCache(CONFIG, **{**dict(num_blocks=4, block_size=2, dtype=torch.float32), **kwargs})
+
+
+@pytest.mark.parametrize("fails", ["copy_blocks", "scatter_blocks"])
+def test_kernels_that_do_not_start_are_not_kept(fails):
+    """Without a C compiler Triton fails at the first launch: the engine goes on with PyTorch, its copies too."""
+
+    def launch(name):
+        def call(*args):
+            if name == fails:
+                raise RuntimeError("Failed to find C compiler")
+
+        return call
+
+    pieces = {name: lambda *args: None for name in ("pieces_of", "pieces_of_rows")}
+    moves = {name: launch(name) for name in ("copy_blocks", "gather_blocks", "scatter_blocks")}
+    kv_cache = numbered()
+    with pytest.raises(RuntimeError, match="C compiler"):
+        kv_cache.use_kernels(SimpleNamespace(**pieces, **moves))
+    kv_cache.apply([("copy", 2, 3), ("swap_out", 2, 1), ("swap_in", 1, 4)])
+    assert block_of(kv_cache, 2) == block_of(kv_cache, 3) == block_of(kv_cache, 4)
+
+
+def test_its_memory_on_the_host_is_there_whatever_the_default_device():
+    with torch.device("meta"):
+        assert KVCache(CONFIG, 3, 2, torch.float32, num_cpu_blocks=2).cpu_pool.device.type == "cpu"

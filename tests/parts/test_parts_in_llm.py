@@ -175,6 +175,13 @@ def test_a_model_of_parts_says_the_same(options):
         assert all(called.values())
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "rope", "flat_batch"])
+def test_steps_of_parts_are_never_graphs(name):
+    """A CUDA graph runs no Python: of a student's function it would keep what the first call launched."""
+    assert LLM("tiny", parts=Parts(**{name: LAB_12[name]}), num_gpu_blocks_override=9).config.enforce_eager
+    assert not LLM("tiny", parts=Parts(sampler=sample), num_gpu_blocks_override=9).config.enforce_eager
+
+
 def counted(name, part, called):
     @wraps(part)
     def call(*args):
