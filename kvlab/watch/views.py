@@ -14,7 +14,7 @@ from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
 # Each is a module of kvlab.watch with a VIEW.
-NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address")
+NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address", "schedule")
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -78,3 +78,8 @@ def strip(scenario: str | None = None, **options) -> Player:
 def address(scenario: str | None = None, **options) -> Player:
     """View 3: the address explorer. Scenarios "scattered" and "wrong"; options as for `show`."""
     return show("address", scenario, **options)
+
+
+def schedule(scenario: str | None = None, **options) -> Player:
+    """View 6: static and continuous batching. Scenarios "mixed", "equal", "alone", "long_last", "late"."""
+    return show("schedule", scenario, **options)
