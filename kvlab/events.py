@@ -7,7 +7,8 @@ watches pays one `is not None` test a call. One event carries a whole batch of b
 
 kinds: block layer    alloc, free, touch, copy, publish, evict, swap_out, swap_in   (values: block ids)
        request layer  add, schedule, victim, preempt, finish, fork                  (values: see emitters)
-       step layer     step_begin, compute, step_end     (compute: request id, first position, number of tokens, of each)
+       step layer     step_begin, compute, step_end     (compute: request id, first position, number of tokens, of each;
+                      step_begin: the token budget and the seats)
 """
 
 import json

@@ -79,7 +79,7 @@ class Scheduler(Admission):
         self.stats.num_steps += 1
         if self.recorder is not None:
             self.recorder.step = self.stats.num_steps
-            self.recorder.emit("step_begin")
+            self.recorder.emit("step_begin", None, (self.config.max_num_batched_tokens, self.config.max_num_seqs))
         output = SchedulerOutput(step=self.stats.num_steps)
         if not self.running:
             self._batch_is_forming, self._batch_size = True, 0

@@ -8,8 +8,9 @@
     stage, books  scenarios over the real manager; the state of views that show blocks
     lanes, bills  the state of views that show requests by step; that of crossover: prices and where they cross
     player        frames, question, still picture, page; player.js and player.css show them
+    seats         the state and the words of schedule
     prefix        a view; prefix_picture draws it, twins has its stage and its state
-    pool, fork, strip, address, crossover, preemption    the other views
+    pool, fork, strip, address, crossover, preemption, schedule    the other views
 """
 
 from kvlab.watch.stage import probe

@@ -14,7 +14,7 @@ from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
 # Each is a module of kvlab.watch with a VIEW.
-NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address", "kernel")
+NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address", "kernel", "schedule")
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -83,3 +83,8 @@ def address(scenario: str | None = None, **options) -> Player:
 def kernel(scenario: str | None = None, **options) -> Player:
     """View 9: one query's walk. Scenarios "rises", "reversed", "mask_off", "rescale_off"; options as for `show`."""
     return show("kernel", scenario, **options)
+
+
+def schedule(scenario: str | None = None, **options) -> Player:
+    """View 6: static and continuous batching. Scenarios "mixed", "equal", "alone", "long_last", "late"."""
+    return show("schedule", scenario, **options)

@@ -14,15 +14,16 @@ def test_the_events_of_a_small_run():
     core.add_request(request("a", 5, max_tokens=2))
     run(core)
     told = [(e.step, e.kind, e.request_id, e.values) for e in recorder.events()]
+    limits = (core.scheduler.config.max_num_batched_tokens, core.scheduler.config.max_num_seqs)
     assert told == [
         (0, "add", "a", (5,)),
-        (1, "step_begin", None, ()),
+        (1, "step_begin", None, limits),
         (1, "alloc", None, (1, 2)),
         (1, "schedule", "a", (0,)),
         (1, "compute", None, ("a", 0, 5)),
         (1, "publish", "a", (1,)),
         (1, "step_end", None, (5,)),
-        (2, "step_begin", None, ()),
+        (2, "step_begin", None, limits),
         (2, "compute", None, ("a", 5, 1)),
         (2, "free", None, (2, 1)),
         (2, "finish", "a", ("length", 2)),
