@@ -131,7 +131,7 @@ def _ask_mask(walk: Walk) -> tuple[str, Sequence[str]]:
     own = LENGTH - walk.tile * SIZE
     return (f"Without its mask the kernel reads 4 slots of block {walk.table[walk.tile]}, of which {own} are this "
             "request's. What comes out?"), (
-        "the right output: unused slots weigh 0", "an error: out of bounds", "a wrong output, no error")  # fmt: skip
+        "the right output: they weigh 0", "an error", "a wrong output, no error")  # fmt: skip
 
 
 def _why_mask(states: Sequence[Walk]) -> str:
