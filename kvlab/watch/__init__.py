@@ -10,6 +10,7 @@
     player        frames, question, still picture, page; player.js and player.css show them
     seats         the state and the words of schedule
     prefix        a view; prefix_picture draws it, twins has its stage and its state
+    kernel        a view; kernel_picture draws it, kernel_run records it, walk has its state
     pool, fork, strip, address, crossover, preemption, schedule    the other views
 """
 

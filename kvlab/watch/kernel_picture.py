@@ -1,12 +1,8 @@
 """What the kernel's walk looks like: its lines, the cache, the tile, and the state that is carried on."""
 
-from typing import TYPE_CHECKING
-
 from kvlab.watch.style import INK, PAPER, QUIET, SHARED_FILL, owner
 from kvlab.watch.svg import Svg
-
-if TYPE_CHECKING:
-    from kvlab.watch.kernel import Walk
+from kvlab.watch.walk import Walk
 
 LEFT = 520  # where the data begin; the source stands before
 LETTERS = 44  # of a source line that fit before LEFT
@@ -20,14 +16,14 @@ def _say(x: float) -> str:
     return f"{x:.4g}".replace("inf", "∞").replace("-", "−")
 
 
-def _focus(walk: "Walk") -> int:
+def _focus(walk: Walk) -> int:
     """The line that is shown in full: the edited one if it ran or nothing has; else the first, but not the loop's."""
     if walk.edited in walk.rows or not walk.rows:
         return walk.edited
     return next((r for r in walk.rows if not walk.source[r].startswith("for")), -1)
 
 
-def draw(walk: "Walk", pen: Svg) -> None:
+def draw(walk: Walk, pen: Svg) -> None:
     for row, line in enumerate(walk.source):
         y, ran = 20 + 20.5 * row, row in walk.rows
         if ran:
@@ -50,7 +46,7 @@ def draw(walk: "Walk", pen: Svg) -> None:
     _state(walk, pen)
 
 
-def _memory(walk: "Walk", pen: Svg) -> None:
+def _memory(walk: Walk, pen: Svg) -> None:
     for block in range(walk.num_blocks):
         x, index = LEFT + 97 * block, walk.table.index(block) if block in walk.table else -1
         here = index >= 0 and index == walk.tile
@@ -68,7 +64,7 @@ def _memory(walk: "Walk", pen: Svg) -> None:
             pen.text(x + 22.5 * slot + 11, 50, token if token < walk.length else "?", anchor="middle", bold=here)
 
 
-def _table(walk: "Walk", pen: Svg) -> None:
+def _table(walk: Walk, pen: Svg) -> None:
     """The block table of this sequence; thick: the entry of this tile."""
     pen.text(LEFT + 530, 132, "A's table")
     for i, block in enumerate(walk.table):
@@ -79,7 +75,7 @@ def _table(walk: "Walk", pen: Svg) -> None:
 COLUMNS = (("token", 30), ("K", 130), ("score", 240), ("weight", 350), ("V", 460))
 
 
-def _tile(walk: "Walk", pen: Svg) -> None:
+def _tile(walk: Walk, pen: Svg) -> None:
     known = walk.values["known"]
     shown = {"K": ("k", walk.dim), "score": ("scores", 1), "weight": ("weights", 1), "V": ("v", walk.dim)}
     for name, x in COLUMNS:
@@ -98,7 +94,7 @@ def _tile(walk: "Walk", pen: Svg) -> None:
                 pen.texture(x - 50, y, 100, 25, "crossed")
 
 
-def _output(walk: "Walk", pen: Svg) -> None:
+def _output(walk: Walk, pen: Svg) -> None:
     largest, total, *right = walk.right
     pen.text(LEFT, 100, "output = result / total")
     pen.text(LEFT + 330, 100, _list(walk.values["out"]), 28, bold=True)
@@ -114,7 +110,7 @@ def _output(walk: "Walk", pen: Svg) -> None:
 CARDS = (("largest", 0, 140), ("alpha", 148, 120), ("total", 276, 170), ("result", 454, 220))
 
 
-def _state(walk: "Walk", pen: Svg) -> None:
+def _state(walk: Walk, pen: Svg) -> None:
     for name, x, w in CARDS:
         changed = name in walk.changed and walk.rows != () and not walk.done
         source = walk.before if name == "result" and walk.done else walk.values
@@ -130,7 +126,7 @@ def _state(walk: "Walk", pen: Svg) -> None:
         pen.text(LEFT + 10, 297, f"new: {_say(walk.one('new_largest'))}", bold="new_largest" in walk.changed)
 
 
-def say(walk: "Walk") -> str:
+def say(walk: Walk) -> str:
     values, now = walk.values, walk.changed
     if walk.done:
         return (f"result / total is the output: {_list(values['out'])}; "
@@ -166,6 +162,6 @@ def say(walk: "Walk") -> str:
     return f"result = {old} + weights × V = ({_list(values['result'])})."
 
 
-def alt(walk: "Walk") -> str:
+def alt(walk: Walk) -> str:
     state = "; ".join(f"{name} {_list(walk.values[name])}" for name, *_ in CARDS if name in walk.values)
     return f"Kernel walk over blocks {_list(walk.table)}. {say(walk)} {state}."
