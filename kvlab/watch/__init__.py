@@ -9,9 +9,10 @@
     lanes, bills  the state of views that show requests by step; that of crossover: prices and where they cross
     player        frames, question, still picture, page; player.js and player.css show them
     seats         the state and the words of schedule
+    pace          the state and the words of budget; budget_picture draws it
     prefix        a view; prefix_picture draws it, twins has its stage and its state
     kernel        a view; kernel_picture draws it, kernel_run records it, walk has its state
-    pool, fork, strip, address, crossover, preemption, schedule    the other views
+    pool, fork, strip, address, crossover, preemption, schedule, budget    the other views
 """
 
 from kvlab.watch.stage import probe

@@ -14,7 +14,7 @@ from kvlab.watch.player import Player
 from kvlab.watch.view import read_trace
 
 # Each is a module of kvlab.watch with a VIEW.
-NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address", "kernel", "schedule")
+NAMES = ("pool", "fork", "prefix", "crossover", "preemption", "strip", "address", "kernel", "schedule", "budget")
 
 Trace = str | Path | Recorder | Iterable[Event]
 
@@ -88,3 +88,8 @@ def kernel(scenario: str | None = None, **options) -> Player:
 def schedule(scenario: str | None = None, **options) -> Player:
     """View 6: static and continuous batching. Scenarios "mixed", "equal", "alone", "long_last", "late"."""
     return show("schedule", scenario, **options)
+
+
+def budget(scenario: str | None = None, **options) -> Player:
+    """View 7: the token budget. Scenarios "whole", "chunks", "half" and "starved"; options as for `show`."""
+    return show("budget", scenario, **options)
