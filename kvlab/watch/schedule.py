@@ -5,8 +5,7 @@ long, whatever it does, and the pool is ample. The first step of a request compu
 token, each later step one more.
 
 Scenarios: "mixed": answers of 2 to 10 tokens: how many steps? "equal": answers of one length. "alone": the batch of
-L33 3.1, and nobody waits. "long_last": the longest answer comes last. "late": requests come one after another.
-A student's `admit` is the lower run; the upper one is always ours.
+L33 3.1. "long_last": the longest comes last. "late": one after another. A student's `admit` is the lower run alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -210,8 +209,7 @@ def _answer_late(states: Sequence[Schedule]) -> int:
 
 def _why_late(states: Sequence[Schedule]) -> str:
     static, other = (states[LATE].sides[name].first_step("B") for name in ("static", "continuous"))
-    static_why = f"Static in step {static}, when A, the whole batch, has ended"
-    return f"{static_why}; continuous in step {other}. Lengths are equal, arrivals are not."
+    return f"Static in step {static}, when A has ended; continuous in step {other}. Here arrivals differ, not lengths."
 
 
 LATE = 5  # the step in which the second static batch begins
