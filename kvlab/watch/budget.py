@@ -17,7 +17,7 @@ from kvlab.parts import PartError, Parts
 from kvlab.sim import Arrival, SimResult, Simulator, Workload
 from kvlab.watch.budget_picture import draw
 from kvlab.watch.pace import COST, Pace, after, alt, say
-from kvlab.watch.view import Question, Scenario, View
+from kvlab.watch.view import RECORD_A_RUN, Question, Scenario, View
 
 # ---- scenarios
 
@@ -142,7 +142,7 @@ VIEW = View(
     say=say,
     alt=alt,
     kinds=frozenset({"compute"}),
-    remedy="record a run: recorder = Recorder(), then LLM(..., recorder=recorder) or Simulator(..., recorder=recorder)",
+    remedy=RECORD_A_RUN,
     legend="a column: a step, as wide as it is long; a cell: a decode, drawn large; textured: a chunk; a dot: a token",
     scenarios={
         "whole": Scenario(_run(8192), Question(BEFORE, BEFORE + 1, _ask_whole, _answer_whole, _why_whole)),

@@ -21,7 +21,7 @@ from kvlab.sim.workload import NS
 from kvlab.watch.seats import Schedule, Side, after, alt, say
 from kvlab.watch.style import INK, PAPER, QUIET, SHARED_FILL, owner
 from kvlab.watch.svg import Svg
-from kvlab.watch.view import Question, Scenario, View
+from kvlab.watch.view import RECORD_A_RUN, Question, Scenario, View
 
 SEATS, PROMPT, MOST_STEPS = 4, 4, 200
 
@@ -223,7 +223,7 @@ VIEW = View(
     say=say,
     alt=alt,
     kinds=frozenset({"compute"}),
-    remedy="record a run: recorder = Recorder(), then LLM(..., recorder=recorder) or Simulator(..., recorder=recorder)",
+    remedy=RECORD_A_RUN,
     legend="a row: a seat; textured: its prompt; plain: one more token; dashed: idle, with a dot if somebody waits",
     scenarios={
         "mixed": Scenario(

@@ -17,6 +17,7 @@ from kvlab.watch.svg import Svg
 
 State = Any
 LONGEST_SENTENCE = 140
+RECORD_A_RUN = "record a run: recorder = Recorder(), then LLM(..., recorder=recorder), or Simulator with the same"
 
 
 @dataclass(frozen=True)

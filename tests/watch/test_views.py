@@ -219,18 +219,21 @@ def test_what_cannot_be_shown_is_told_with_the_remedy():
         views.pool("defragmented")
     with pytest.raises(ValueError, match="0 to 14"):
         views.pool("fragmented", step=99)
+    with pytest.raises(ValueError, match="leave parts= out"):
+        views.strip(parts=Parts())
     with pytest.raises(ValueError, match="pool, fork, prefix"):
         views.show("radix")
 
 
-def test_a_live_engine_can_be_watched():
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_a_live_engine_can_be_watched(block_size):
     from kvlab.config import EngineConfig
     from kvlab.sampling_params import SamplingParams
     from kvlab.schedule.request import Request
     from kvlab.watch import probe
 
     recorder = Recorder()
-    engine = Parts().make_engine(EngineConfig(num_gpu_blocks_override=16, block_size=4), recorder=recorder)
+    engine = Parts().make_engine(EngineConfig(num_gpu_blocks_override=16, block_size=block_size), recorder=recorder)
     for name in "AB":
         engine.add_request(Request(name, [1, 2, 3, ord(name), 5, 6], SamplingParams(max_tokens=6)))
     while engine.has_unfinished_requests():
@@ -238,6 +241,7 @@ def test_a_live_engine_can_be_watched():
         probe(engine.scheduler.manager, recorder)
     player = views.pool(trace=recorder)
     assert any(set(state.tables) == {"A", "B"} for state in player.states)
+    assert {state.block_size for state in player.states if state.tables} == {block_size}
     assert not any(state.wrong for state in player.states) and player.states[-1].tables == {}
 
 
