@@ -109,17 +109,22 @@ def test_slots_past_2_to_the_31():
     assert batch.slot_mapping.tolist() == [(far + 5) * 16 + i for i in range(16)] + [far * 16 + i for i in range(4)]
 
 
-def test_a_gpu_that_is_lost_ends_the_engine_and_not_each_request(monkeypatch, checkpoint):
-    """After an illegal access every call of CUDA fails: a server that lives on would answer nothing but errors."""
+@pytest.mark.parametrize(("lost_in", "tried"), [(1, [2]), (2, [2, 1]), (3, [2, 1, 1])])
+def test_a_gpu_that_is_lost_ends_the_engine_and_not_each_request(monkeypatch, checkpoint, lost_in, tried):
+    """After an illegal access every call of CUDA fails: a server that lives on would answer nothing but errors.
+
+    The GPU is lost in the batch, or while the requests are tried alone.
+    """
     llm = LLM(str(checkpoint("qwen2-tied")), num_gpu_blocks_override=20, max_model_len=40)
-    runner, calls, lost = llm.engine.runner, [], [False]
+    runner, calls, works = llm.engine.runner, [], [99]
 
     def forward(batch, key):
         calls.append(len(batch.seq_lens))
         raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
 
     def synchronize(device):
-        if lost[0]:
+        works[0] -= 1
+        if works[0] <= 0:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(runner, "forward", forward)
@@ -129,9 +134,10 @@ def test_a_gpu_that_is_lost_ends_the_engine_and_not_each_request(monkeypatch, ch
         llm.add_request(prompt, SamplingParams(temperature=0, max_tokens=2))
     assert [delta.error is None for delta in llm.step()] == [False, False]  # a device that works
     assert calls == [2, 1, 1] and not llm.engine.has_unfinished_requests()
-    lost[0] = True
+    works[0] = lost_in
+    calls.clear()
     for prompt in ([1, 2], [3, 4, 5]):
         llm.add_request(prompt, SamplingParams(temperature=0, max_tokens=2))
     with pytest.raises(DeviceLost, match="start the process again.*illegal memory access"):
         llm.step()
-    assert calls == [2, 1, 1, 2]
+    assert calls == tried
