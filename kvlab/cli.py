@@ -54,7 +54,8 @@ def _fail(message: str, code: int = 2) -> NoReturn:
 @contextmanager
 def _engine_extra() -> Iterator[None]:
     """Answer a missing package of the engine extra with the command that gets it."""
-    from kvlab.doctor import LOOKED_AT, pip_command
+    from kvlab.doctor import pip_command
+    from kvlab.machine import LOOKED_AT
 
     try:
         yield

@@ -30,7 +30,7 @@ Lang = Annotated[str, typer.Option(help="en or zh.")]
 
 def repository() -> Path:
     """The repository's folder. ValueError if kvlab was installed without it."""
-    from kvlab.doctor import checkout
+    from kvlab.machine import checkout
 
     root = checkout()
     if root is None:
@@ -57,7 +57,8 @@ def show_log() -> None:
 @contextmanager
 def needs(*extras: str) -> Iterator[None]:
     """Answer a missing package of one of these extras with the command that gets it."""
-    from kvlab.doctor import LOOKED_AT, pip_command
+    from kvlab.doctor import pip_command
+    from kvlab.machine import LOOKED_AT
 
     try:
         yield

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kvlab
-from kvlab import SamplingParams, cli, doctor
+from kvlab import SamplingParams, cli, machine
 from kvlab.model import known
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_help_and_version_load_nothing_heavy(arguments):
     assert done.returncode == 0
     modules = done.stderr.split()
     assert "kvlab.cli" in modules
-    assert {"torch", "triton", "numpy", "transformers", "kvlab.engine", "kvlab.doctor"}.isdisjoint(modules)
+    assert {"torch", "triton", "numpy", "transformers", "kvlab.engine", "kvlab.machine", "kvlab.doctor"}.isdisjoint(modules)
 
 
 def test_version():
@@ -249,6 +249,6 @@ def test_a_twin_whose_tool_is_missing_tells_the_pip_command(ran, monkeypatch, ca
 
 
 def test_a_twin_away_from_the_repository_says_so(ran, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "checkout", lambda: None)
+    monkeypatch.setattr(machine, "checkout", lambda: None)
     assert call(monkeypatch, "test") == 2
     assert "clone it first" in capsys.readouterr().err and ran == []

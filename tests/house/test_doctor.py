@@ -11,6 +11,7 @@ from rich.console import Console
 
 from kvlab import doctor
 from kvlab.doctor import Verdict, pip_command, verdicts
+from kvlab.machine import LOOKED_AT, examine
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -37,7 +38,7 @@ metadata.version = version
 
 def facts(**changes):
     """A Linux machine with everything on it and a GPU."""
-    names = [name for names in doctor.LOOKED_AT.values() for name in names]
+    names = [name for names in LOOKED_AT.values() for name in names]
     return {
         "python": "3.12.4",
         "executable": "/usr/bin/python3",
@@ -157,7 +158,7 @@ def test_the_hub_setting_is_reported(hub, monkeypatch):
     monkeypatch.setenv("HF_HOME", "/a")
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("MODELSCOPE_CACHE", "/b")
-    found = doctor.examine()
+    found = examine()
     assert found["hub"] == hub and found["hub_known"] == (hub != "nowhere")
     assert Path(found["hub_cache"]) == (Path("/b") if hub == "modelscope" else Path("/a/hub"))
     assert ("use hf, modelscope" in dict(doctor._lines(found))["model hub"]) == (hub == "nowhere")

@@ -35,6 +35,7 @@ LAYERS = [
     "grade",
     "lab",
     "demo",
+    "machine",
     "doctor",
     "cli_labs",
     "cli_plan",

@@ -35,6 +35,7 @@ PLAIN = [
     "kvlab.watch.prefix",
     "kvlab.watch.strip",
     "kvlab.watch.address",
+    "kvlab.machine",
     "kvlab.doctor",
     "kvlab.cli",
     "kvlab_kernels",

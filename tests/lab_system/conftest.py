@@ -12,5 +12,5 @@ def repository(tmp_path, monkeypatch) -> Path:
     root = tmp_path / "repository"
     shutil.copytree(Path(__file__).parent / "sample", root)
     (root / "labs").mkdir()
-    monkeypatch.setattr("kvlab.doctor.checkout", lambda: root)
+    monkeypatch.setattr("kvlab.machine.checkout", lambda: root)
     return root
