@@ -83,7 +83,9 @@ def _options(
 
 @app.command()
 def demo(
-    view: Annotated[str | None, typer.Argument(help="A view for the browser, such as pool or kernel (all: docs/demos.md). None is the tour.")] = None,
+    view: Annotated[
+        str | None, typer.Argument(help="A view for the browser, such as pool or kernel (docs/demos.md); none is the tour.")
+    ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="No live view: the last frames and the tables.")] = False,
     scenario: Annotated[str | None, typer.Option(help="One of the view's runs.", rich_help_panel=VIEW)] = None,
     seed: Annotated[int, typer.Option(help="The same seed, the same run.", rich_help_panel=VIEW)] = 0,
