@@ -84,7 +84,7 @@ def _options(
 @app.command()
 def demo(
     view: Annotated[
-        str | None, typer.Argument(help="A view for the browser, such as pool or kernel (docs/demos.md); none is the tour.")
+        str | None, typer.Argument(help="A view for the browser, such as pool (docs/demos.md has all); none: the tour.")
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="No live view: the last frames and the tables.")] = False,
     scenario: Annotated[str | None, typer.Option(help="One of the view's runs.", rich_help_panel=VIEW)] = None,
